@@ -1,0 +1,85 @@
+"""Operations and calls: how a typed function travels, the same for the worker's own and a host's."""
+
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
+
+import msgspec
+
+from .errors import InvalidRequestError, ProtocolError
+from .nesting import check_depth, is_open
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Kind = Literal["read", "write", "control"]
+"""Which lane serves it: the readers, the writer, or the pipes' own thread."""
+
+
+class Operation(Generic[P, R]):
+    """A named operation with typed arguments and a typed result.
+
+    `arguments` is a positional struct (`array_like`) whose fields are the parameters; `result` the
+    type that the result is decoded to. A `solo` operation never shares a transaction with others. An
+    `admin` operation asks for that role. One that `checks_values` refuses nested values itself.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: Kind,
+        arguments: type[msgspec.Struct],
+        result: Any,
+        *,
+        solo: bool = False,
+        admin: bool = False,
+        checks_values: bool = False,
+    ) -> None:
+        self.name = name
+        self.kind = kind
+        self.arguments = arguments
+        self.solo = solo
+        self.admin = admin
+        self._open = not checks_values and is_open(arguments)
+        self._decode_arguments = msgspec.msgpack.Decoder(arguments).decode
+        self._decode_result = msgspec.msgpack.Decoder(result).decode
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} operation {self.name}>"
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> "Call[R]":
+        """A call with these arguments, for `Client.call`, a pipeline or an asynchronous client."""
+        try:
+            return Call(self, self.arguments(*args, **kwargs))
+        except TypeError as error:
+            raise InvalidRequestError(f"{self.name}: {error}") from error
+
+    def decode_arguments(self, raw: bytes | msgspec.Raw, depth_max: int) -> Any:
+        """The arguments' struct, or `InvalidRequestError` where they are not this operation's."""
+        try:
+            arguments = self._decode_arguments(raw)
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise InvalidRequestError(f"the arguments of {self.name} do not decode: {error}") from error
+        if self._open:
+            check_depth(arguments, depth_max)
+        return arguments
+
+    def decode_result(self, raw: bytes | msgspec.Raw) -> R:
+        """The result, or `ProtocolError` where worker and client disagree about its type."""
+        try:
+            return self._decode_result(raw)  # type: ignore[no-any-return]
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+            raise ProtocolError(
+                f"the result of {self.name} does not decode: {error}; worker and client differ"
+            ) from error
+
+
+class Call(Generic[R]):
+    """One operation with its arguments: what a client sends."""
+
+    __slots__ = ("arguments", "operation")
+
+    def __init__(self, operation: Operation[Any, R], arguments: msgspec.Struct) -> None:
+        self.operation = operation
+        self.arguments = arguments
+
+    def __repr__(self) -> str:
+        return f"<call of {self.operation.name}>"
