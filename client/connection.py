@@ -1,0 +1,398 @@
+"""One socket to a worker: many requests in flight, any number of threads, no thread of its own."""
+
+import select
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from ..protocol.envelope import (
+    CONNECTION_ID,
+    Cancel,
+    Failure,
+    FromWorker,
+    Goodbye,
+    OutgoingRequest,
+    Reply,
+    Welcome,
+    decode_from_worker,
+    encode,
+    error_of,
+)
+from ..protocol.errors import (
+    ForkedClientError,
+    InvalidRequestError,
+    Outcome,
+    ProtocolError,
+    RequestTooLargeError,
+    StorageError,
+)
+from ..protocol.framing import FrameReader, frame
+from ..protocol.limits import KIB, PROTOCOL_ENVELOPE_BYTES, READ_BYTES
+from ..protocol.operation import Call
+from ..protocol.session import Session, State
+from .endings import gone, late, lost
+from .forks import tell_after_fork
+from .outgoing import BUFFER_BYTES, Outgoing
+from .readership import Readership
+from .terms import NS_PER_MS, Terms
+from .waiter import Waiter
+
+# A Failure must find room, however small the results are that a worker allows.
+_FRAME_BYTES_LEAST = 64 * KIB
+
+_ANSWERS = (Reply, Failure)
+
+
+class Connection:
+    """A connection whose Welcome was received.
+
+    Arguments: `sock`, a connected non-blocking stream socket, which the connection owns from now on;
+    `welcome`, what the worker said. `is_open` is true until the connection broke or the worker began
+    to drain it; then new requests need another one.
+    """
+
+    def __init__(self, sock: socket.socket, welcome: Welcome) -> None:
+        limits = welcome.limits
+        self.welcome = welcome
+        self.limits = limits
+        self.is_open = True
+        self.grace_ns = limits.reply_grace_ms * NS_PER_MS
+        self._sock = sock
+        self._poll = _poll_of(sock)
+        self._session = Session()
+        self._session.state = State.OPEN
+        self._frames = FrameReader(max(limits.result_bytes_max + PROTOCOL_ENVELOPE_BYTES, _FRAME_BYTES_LEAST))
+        self._cause: StorageError | None = None
+        self._retired = False
+        self._owner = 0
+        self._readers = Readership()
+        self._outgoing = Outgoing(sock, self._readers)
+        self._last_id = CONNECTION_ID
+        self._waiting: dict[int, Waiter] = {}
+        self._abandoned: set[int] = set()
+        tell_after_fork(self)
+
+    def __del__(self) -> None:
+        self._sock.close()
+        self._readers.close()
+
+    def request(self, call: Call[Any], terms: Terms, transaction: int = 0) -> Reply | Failure | None:
+        """Send a call and wait for the worker's answer; None where another thread reserved the connection.
+
+        Raises `DeadlineExceededError` where nothing was heard within the grace beyond the deadline,
+        `WorkerUnavailableError` where the connection was lost
+        (`details["sent"]` says whether the worker can have the request), `RequestTooLargeError` and
+        `InvalidRequestError` where the call cannot be sent, `ProtocolError` where the worker sent garbage.
+        """
+        waiter = Waiter()
+        try:
+            if not self.submit(waiter, call, terms, transaction):
+                return None
+            self.wait(waiter, terms.deadline_ns + self.grace_ns)
+        except BaseException as error:
+            self.interrupt(waiter, error)
+            self.abandon(waiter)
+            raise
+        answer = waiter.answer
+        if type(answer) is Reply:
+            return answer
+        return self.answer_of(waiter, call)
+
+    def submit(
+        self, waiter: Waiter, call: Call[Any], terms: Terms, transaction: int = 0, *, later: bool = False
+    ) -> bool:
+        """Write a request, or `later` leave it to the next write or `flush`; `waiter` gets its answer.
+
+        Returns False where another thread reserved the connection. Raises as `request` does; a connection
+        that is lost ends the waiter instead.
+        """
+        outgoing = self._outgoing
+        outgoing.enter(terms.deadline_ns)
+        try:
+            if self._owner and not transaction and self._owner != threading.get_ident():
+                return False
+            left = outgoing.left
+            if left and (not later or len(left) >= BUFFER_BYTES):
+                outgoing.drain(terms.deadline_ns, self._read)
+            data = self._enter(waiter, call, terms, transaction)
+            if later:
+                outgoing.keep(waiter, data)
+            elif not outgoing.write(waiter, data):
+                outgoing.drain(terms.deadline_ns, self._read)
+        except OSError as error:
+            self._break_by(error)
+            if waiter.answer is None:
+                waiter.answer = self._cause  # it broke before the request had its place
+        finally:
+            outgoing.leave()
+            if outgoing.posted or not self.is_open:
+                self._tidy()
+        return True
+
+    def flush(self, deadline_ns: int) -> None:
+        """Write what was left for later; `DeadlineExceededError` where there is no room for it until then."""
+        outgoing = self._outgoing
+        if not outgoing.left:
+            return
+        outgoing.enter(deadline_ns)
+        try:
+            outgoing.drain(deadline_ns, self._read)
+        except OSError as error:
+            self._break_by(error)
+        finally:
+            outgoing.leave()
+            self._tidy()
+
+    def wait(self, waiter: Waiter, limit_ns: int) -> None:
+        """Return when the waiter has its answer, or at `limit_ns` on the monotonic clock without one."""
+        readers = self._readers
+        lead = readers.lock
+        waiter.asleep = False
+        try:
+            while waiter.answer is None:
+                if lead.acquire(False):
+                    try:
+                        is_late = self._lead(waiter, limit_ns)
+                    finally:
+                        readers.leader = 0
+                        lead.release()
+                else:
+                    is_late = readers.follow(waiter, limit_ns)
+                if is_late:
+                    return
+        finally:
+            if readers.followers or readers.writer_waits:
+                readers.hand_on()
+            if not self.is_open:
+                self._leave()
+
+    def answer_of(self, waiter: Waiter, call: Call[Any]) -> Reply | Failure:
+        """The worker's answer after `wait`; raises why there is none, with what is known of the outcome."""
+        answer = waiter.answer
+        if isinstance(answer, _ANSWERS):
+            return answer
+        # What was not written by its deadline reaches the worker after it, and is not begun then.
+        written = waiter.end <= self._outgoing.written
+        outcome: Outcome = "unknown" if written and call.operation.kind != "read" else "not_committed"
+        if answer is not None:
+            raise lost(answer, outcome, sent=written)
+        self.abandon(waiter)
+        raise late(call, outcome, self.limits, sent=written)
+
+    def abandon(self, waiter: Waiter) -> None:
+        """Wait for a request no longer: it is cancelled, and its answer dropped if one still comes."""
+        request_id = waiter.id
+        if not request_id:
+            return
+        self._abandoned.add(request_id)
+        if self._waiting.pop(request_id, None) is None:
+            self._abandoned.discard(request_id)
+        elif self._cause is None:
+            self._post(Cancel(request_id))
+
+    def interrupt(self, waiter: Waiter, error: BaseException) -> None:
+        """Give the connection up where `error` came from outside while bytes were moved.
+
+        A KeyboardInterrupt may, or what a signal's handler raises: it leaves unknown how far they were.
+        While a thread does nothing but wait it does no harm.
+        """
+        if not isinstance(error, StorageError) and not waiter.asleep:
+            self._break(gone("a call was interrupted while it sent or read"))
+            self._outgoing.let_go()
+            self._tidy()
+
+    def reserve(self, deadline_ns: int) -> None:
+        """Keep the connection for the calling thread: an interactive transaction runs on it."""
+        try:
+            self._outgoing.enter(deadline_ns)
+            self._owner = threading.get_ident()
+            self._outgoing.leave()
+        except BaseException as error:
+            self.interrupt(Waiter(), error)
+            raise
+
+    def share(self) -> None:
+        """End what `reserve` began."""
+        self._owner = 0
+
+    def retire(self) -> None:
+        """Close as soon as nobody waits for an answer any more."""
+        self.is_open = False
+        self._retired = True
+        if not self._waiting:
+            self.close()
+
+    def close(self) -> None:
+        """Say goodbye and close; whoever still waits gets a `WorkerUnavailableError`."""
+        if self._cause is None:
+            self._post(Goodbye("closed"))
+        self._break(gone("the client was closed"))
+        self._tidy()
+
+    def after_fork(self) -> None:
+        """Let go of the parent's socket without touching what it leads to."""
+        self.is_open = False
+        self._cause = ForkedClientError(
+            "the connection belongs to the parent of this process; a client connects anew at its next call"
+        )
+        self._sock.close()
+        self._readers.close()
+        self._readers = Readership()
+        self._outgoing = Outgoing(self._sock, self._readers)
+        while self._waiting:
+            self._waiting.popitem()[1].answer = self._cause
+
+    def _enter(self, waiter: Waiter, call: Call[Any], terms: Terms, transaction: int) -> bytes:
+        """Register a request and encode its frame. Ids increase in the order in which frames are written."""
+        request_id = self._last_id + 1
+        name = call.operation.name
+        request = OutgoingRequest(
+            request_id,
+            name,
+            terms.deadline_ns,
+            terms.result_bytes,
+            terms.key,
+            transaction,
+            0,
+            call.arguments,
+        )
+        try:
+            body = encode(request)
+        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+            raise InvalidRequestError(f"the arguments of {name} cannot be sent: {error}") from error
+        size, most = len(body), self.limits.request_bytes_max
+        if size > most:
+            raise RequestTooLargeError(
+                f"the request {name} of {size} bytes is over the limit of {most}",
+                details={"request_bytes": size, "request_bytes_max": most},
+            )
+        self._last_id = waiter.id = request_id
+        self._waiting[request_id] = waiter
+        if self._cause is not None:
+            # It broke before it could see this waiter.
+            waiter.answer = self._cause
+            self._waiting.pop(request_id, None)
+        return frame(body)
+
+    def _post(self, envelope: Cancel | Goodbye) -> None:
+        try:
+            self._outgoing.post(frame(encode(envelope)))
+        except OSError as error:
+            self._break_by(error)
+
+    def _tidy(self) -> None:
+        """Do what whoever lets go of the right to write must see to: posted envelopes, and closing."""
+        if self._outgoing.posted:
+            try:
+                self._outgoing.write_posted()
+            except OSError as error:
+                self._break_by(error)
+        if self._cause is not None:
+            self._close_when_left()
+
+    def _lead(self, waiter: Waiter, limit_ns: int) -> bool:
+        """Read for everybody until `waiter` has its answer; true where its time was over first."""
+        poll = self._poll
+        self._readers.leader = threading.get_ident()
+        while True:
+            left_ns = limit_ns - time.monotonic_ns()
+            waiter.asleep = True
+            ready = poll(left_ns // NS_PER_MS + 1 if left_ns > 0 else 0)
+            waiter.asleep = False
+            if ready:
+                self._read()
+            if waiter.answer is not None:
+                return False
+            if left_ns <= 0:
+                return True
+
+    def _read(self) -> None:
+        """Read once, as the leader, and hand the answers to their waiters."""
+        try:
+            data = self._sock.recv(READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._break_by(error)
+            return
+        if not data:
+            where = " in the middle of an answer" if self._frames.bytes_kept else ""
+            self._break(gone(f"the worker closed the connection{where}"))
+            return
+        try:
+            for body in self._frames.feed(data):
+                self._take(decode_from_worker(body))
+            if self._frames.error is not None:
+                raise self._frames.error
+        except StorageError as error:
+            self._break(error)
+
+    def _take(self, envelope: FromWorker) -> None:
+        if not isinstance(envelope, _ANSWERS):
+            self._session.from_worker(envelope)
+            self.is_open = False  # a Goodbye: the worker answers what it has and takes nothing new
+            return
+        request_id = envelope.id
+        waiter = self._waiting.get(request_id)
+        if waiter is not None:
+            waiter.finish(envelope)
+            if self._waiting.pop(request_id, None) is None:
+                self._abandoned.discard(request_id)
+        elif request_id in self._abandoned:
+            self._abandoned.discard(request_id)
+        elif isinstance(envelope, Failure) and request_id == CONNECTION_ID:
+            raise error_of(envelope)
+        else:
+            raise ProtocolError(
+                f"the worker answered request {request_id}, which is not in flight",
+                details={"request": request_id},
+            )
+
+    def _leave(self) -> None:
+        if self._cause is not None:
+            self._close_when_left()
+        elif self._retired and not self._waiting:
+            self.close()
+
+    def _break_by(self, error: OSError) -> None:
+        if error.errno is None:
+            raise error  # not the system's: ours, or raised by a signal's handler
+        self._break(gone(f"the connection was lost: {error.strerror}"))
+
+    def _break(self, cause: StorageError) -> None:
+        """End the connection: every waiter hears of it at once, and every thread leaves its system call."""
+        if self._cause is None:
+            self._cause = cause
+            self.is_open = False
+            self._outgoing.is_over = True
+        with suppress(OSError):  # the other side was faster
+            self._sock.shutdown(socket.SHUT_RDWR)
+        while self._waiting:
+            with suppress(KeyError):
+                self._waiting.popitem()[1].finish(self._cause)
+
+    def _close_when_left(self) -> None:
+        """Close the socket unless another thread is inside: the last one to leave sees to it."""
+        outgoing, reading = self._outgoing, self._readers.lock
+        while self._sock.fileno() >= 0 and outgoing.try_enter():
+            is_free = reading.acquire(blocking=False)
+            try:
+                if is_free:
+                    self._sock.close()
+                    self._readers.close()
+            finally:
+                if is_free:
+                    reading.release()
+                outgoing.leave()
+            if not is_free and reading.locked():
+                return
+
+
+def _poll_of(sock: socket.socket) -> Any:
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    return poller.poll

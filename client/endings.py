@@ -1,0 +1,49 @@
+"""The errors of requests that the worker did not answer."""
+
+from typing import Any
+
+from ..protocol.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    Outcome,
+    StorageError,
+    WorkerUnavailableError,
+    bare_error,
+)
+from ..protocol.limits import Limits
+from ..protocol.operation import Call
+
+
+def gone(message: str) -> WorkerUnavailableError:
+    """Why a connection ended."""
+    return WorkerUnavailableError(f"{message}; the client connects anew at its next call")
+
+
+def lost(cause: StorageError, outcome: Outcome, *, sent: bool) -> StorageError:
+    """One request's own copy of the error that ended its connection.
+
+    `sent` says whether the worker can have the whole request; it stands in the details.
+    """
+    error = bare_error(type(cause), cause.message)
+    error.retryable = cause.retryable
+    error.retry_after = cause.retry_after
+    error.outcome = outcome
+    error.details = {**cause.details, "sent": sent}
+    return error
+
+
+def late(call: Call[Any], outcome: Outcome, limits: Limits, *, sent: bool) -> DeadlineExceededError:
+    """The error of a request whose answer did not come in time, nor in the grace beyond it."""
+    grace_ms = limits.reply_grace_ms
+    return DeadlineExceededError(
+        f"no answer to {call.operation.name} within its deadline and the {grace_ms} ms beyond it",
+        outcome=outcome,
+        details={"stage": "reply" if sent else "send", "reply_grace_ms": grace_ms},
+    )
+
+
+def called_inside() -> InvalidRequestError:
+    """The error of a call inside another one of the same thread, which could never get its answer."""
+    return InvalidRequestError(
+        "a signal's handler or a finalizer used the client in the middle of another call of its thread"
+    )
