@@ -1,0 +1,247 @@
+"""Background work in slices, each short and in its own transaction, while no foreground request waits."""
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from .database.connection import Backup, Database
+from .database.opening import OPTIMIZE_AT_OPEN
+from .execution import decode, fail, succeed
+from .peer import Job
+from .protocol.errors import DatabasePathError, OverloadedError, StorageError
+from .protocol.limits import Limits
+from .protocol.status import BackgroundTask
+from .watch import cancelled, deadline_exceeded, stopped
+from .writer import Writer
+
+log = logging.getLogger(__name__)
+
+OPTIMIZE_EVERY_NS = 3600 * 10**9
+TRIM_EVERY_NS = 10 * 10**9
+SIDE_SUFFIXES = ("-journal", "-wal", "-shm")
+BACKUP_PAGES = 64
+"""Pages that one step of a backup copies; a slice makes as many steps as fit."""
+
+
+class Task(Protocol):
+    """Something to be done in slices."""
+
+    status: BackgroundTask
+    ended: bool
+
+    def due_ns(self) -> int:
+        """When it wants its next slice, on the monotonic clock; 0 for never."""
+        ...
+
+    def run_slice(self, until_ns: int) -> list[Job]:
+        """Work until then, but on at least one unit; requests that have an answer now."""
+        ...
+
+    def abandon(self) -> list[Job]:
+        """Leave nothing half-done behind, since the worker ends; requests that have an answer now."""
+        ...
+
+
+class Background:
+    """Gives slices to tasks in turn."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._ready_since_ns = 0
+        self._ran_ns: dict[Task, int] = {}
+        self.tasks: list[Task] = []
+
+    def add(self, task: Task) -> None:
+        """Add a task; there must be room for it."""
+        self.tasks.append(task)
+
+    def check_room(self) -> None:
+        """Raise `OverloadedError` where there are as many tasks as there may be."""
+        if len(self.tasks) >= self._limits.background_tasks_max:
+            raise OverloadedError(
+                f"{len(self.tasks)} background tasks run, which is the limit; repeat later",
+                retry_after=self._limits.retry_after_ms_max / 1000,
+                details={"bound": "background_tasks"},
+            )
+
+    def statuses(self, now_ns: int) -> list[BackgroundTask]:
+        """What the tasks say of themselves."""
+        for task in self.tasks:
+            ran_ns = self._ran_ns.get(task)
+            task.status.last_run_ago_ms = None if ran_ns is None else (now_ns - ran_ns) // 1_000_000
+        return [task.status for task in self.tasks]
+
+    def due_ns(self) -> int:
+        """When the first task wants a slice; 0 for never."""
+        return min((due for task in self.tasks if (due := task.due_ns())), default=0)
+
+    def run(self, now_ns: int, *, foreground_waits: bool) -> list[Job]:
+        """Run one slice of the task that is due and had no slice for longest, if there is one."""
+        due = [task for task in self.tasks if 0 < task.due_ns() <= now_ns]
+        if not due:
+            self._ready_since_ns = 0
+            return []
+        self._ready_since_ns = self._ready_since_ns or now_ns
+        starved_ns = now_ns - self._ready_since_ns
+        if foreground_waits and starved_ns < self._limits.background_starved_ms_max * 1_000_000:
+            return []
+        self._ready_since_ns = 0
+        task = min(due, key=lambda each: self._ran_ns.get(each, 0))
+        status = task.status
+        status.state = "running"
+        failed = False
+        try:
+            done = task.run_slice(now_ns + self._limits.background_slice_ms_max * 1_000_000)
+        except StorageError as error:
+            status.last_error, failed, done = error.message, True, []
+        ended_ns = self._ran_ns[task] = time.monotonic_ns()
+        waits = 0 < task.due_ns() <= ended_ns
+        status.state = "failed" if failed else "waiting" if waits else "idle"
+        status.slices += 1
+        status.longest_slice_ms = max(status.longest_slice_ms, (ended_ns - now_ns) / 1e6)
+        if task.ended:
+            self.tasks.remove(task)
+            del self._ran_ns[task]
+        return done
+
+    def abandon(self) -> list[Job]:
+        """End all tasks where they stand; the requests that have an answer now."""
+        return [job for task in self.tasks for job in task.abandon()]
+
+
+class TrimReceipts:
+    """Deletes receipts that are over the age or the count."""
+
+    ended = False
+
+    def __init__(self, writer: Writer, limits: Limits) -> None:
+        self._writer = writer
+        self._rows = limits.receipts_trim_rows
+        self._due_ns = time.monotonic_ns() + TRIM_EVERY_NS
+        self.status = BackgroundTask(name="receipts")
+
+    def due_ns(self) -> int:
+        """At intervals, or at once while there are more."""
+        return self._due_ns
+
+    def run_slice(self, until_ns: int) -> list[Job]:
+        """Trim in one transaction."""
+        started = time.monotonic_ns()
+        self._due_ns = started + TRIM_EVERY_NS
+        if self._writer.receipts.needs_trim():
+            trimmed = self._writer.receipts.status.trimmed
+            self._writer.run_own(lambda: self._trim(until_ns))
+            self.status.done_units += self._writer.receipts.status.trimmed - trimmed
+        return []
+
+    def _trim(self, until_ns: int) -> None:
+        while self._writer.receipts.trim(self._rows) == self._rows:
+            if time.monotonic_ns() >= until_ns:
+                self._due_ns = time.monotonic_ns()
+                return
+
+    def abandon(self) -> list[Job]:
+        """There is nothing to undo."""
+        return []
+
+
+class Optimize:
+    """Keeps the statistics of SQLite's query planner current."""
+
+    ended = False
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+        self._due_ns = time.monotonic_ns() + OPTIMIZE_EVERY_NS
+        self.status = BackgroundTask(name="optimize")
+
+    def due_ns(self) -> int:
+        """At intervals."""
+        return self._due_ns
+
+    def run_slice(self, until_ns: int) -> list[Job]:
+        """One run; SQLite itself bounds the rows it analyses."""
+        self._due_ns = until_ns + OPTIMIZE_EVERY_NS
+        self._writer.database.own(OPTIMIZE_AT_OPEN)
+        self.status.done_units += 1
+        return []
+
+    def abandon(self) -> list[Job]:
+        """There is nothing to undo."""
+        return []
+
+
+class CopyDatabase:
+    """A backup that a client asked for; its request is answered when the copy is whole."""
+
+    def __init__(
+        self, job: Job, writer: Writer, open_copy: Callable[[str], Database], limits: Limits
+    ) -> None:
+        self._job = job
+        self._limits = limits
+        self.ended = False
+        self._path = _checked_target(str(decode(job, limits).target), writer.database.path)
+        self._target = open_copy(self._path)
+        self._backup: Backup = self._target.backup_from(writer.database)
+        self.status = BackgroundTask(name="backup", state="waiting")
+
+    def due_ns(self) -> int:
+        """At once until it is done."""
+        return 0 if self.ended else 1
+
+    def run_slice(self, until_ns: int) -> list[Job]:
+        """Copy some pages."""
+        try:
+            if self._job.cancelled or self._job.peer.closed:
+                raise cancelled()
+            if time.monotonic_ns() >= self._job.deadline_ns:
+                raise deadline_exceeded("execution")
+            whole = self._backup.step(BACKUP_PAGES)
+            while not whole and time.monotonic_ns() < until_ns:
+                whole = self._backup.step(BACKUP_PAGES)
+            left, total = self._backup.pages
+            self.status.done_units, self.status.total_units = total - left, total
+            if not whole:
+                return []
+            succeed(self._job, total)
+        except StorageError as error:
+            fail(self._job, error, self._limits, "not_committed")
+        self._end()
+        return [self._job]
+
+    def abandon(self) -> list[Job]:
+        """Remove what is there of the copy."""
+        if self.ended:
+            return []
+        fail(self._job, stopped(), self._limits)
+        self._end()
+        return [self._job]
+
+    def _end(self) -> None:
+        self.ended = True
+        self._backup.finish()
+        self._target.close()
+        if self._job.code:
+            # What is not a whole copy must not lie about as one.
+            for suffix in ("", *SIDE_SUFFIXES):
+                try:
+                    os.unlink(self._path + suffix)
+                except FileNotFoundError:
+                    continue
+                except OSError as error:
+                    log.warning("a part of a copy stays behind at %s: %s", self._path + suffix, error)
+
+
+def _checked_target(path: str, database_path: str) -> str:
+    """The path for a copy; `DatabasePathError` where it is one that must not be written to."""
+    if not os.path.isabs(path) or "\0" in path:
+        raise DatabasePathError(
+            f"{path!r} is no absolute path; the worker runs elsewhere than its client", details={"file": path}
+        )
+    real = os.path.realpath(path)
+    own = [database_path + suffix for suffix in ("", *SIDE_SUFFIXES)]
+    if real in own or real.startswith(f"{database_path}-sw/"):
+        raise DatabasePathError(f"{path} is a file of the database itself; name another", details={"file": path})
+    return path

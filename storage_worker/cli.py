@@ -1,0 +1,307 @@
+"""The `storage-worker` command: serve, look into, ask, check, copy and stop a database."""
+
+import json as standard_json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, cast, get_args
+
+import msgspec
+import psutil
+import typer
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from . import launch
+from .client.client import Client
+from .filesystem import check_path
+from .foreground import Foreground
+from .ownership import is_owned
+from .protocol.errors import DatabasePathError, DeadlineExceededError, StorageError, WorkerUnavailableError
+from .protocol.limits import DEFAULT_LIMITS, Limits
+from .protocol.status import as_builtins
+from .protocol.values import Value
+from .tables import error_plain, error_view, rows_plain, rows_view, size, status_view
+from .version import VERSION
+
+EXIT_FINDINGS = 1
+EXIT_STORAGE_ERROR = 3
+# 0 is fine, and 2 is the command-line library's own, for usage.
+
+CLIENT_NAME = "storage-worker command"
+PIPED_CHARS = 1_000
+
+app = typer.Typer(
+    name="storage-worker",
+    help="One worker process owns a SQLite database; every other process reads and writes it through a pipe.",
+    epilog="Exit status: 0 fine, 1 degraded or findings, 2 wrong usage, 3 a typed storage error.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+PathArgument = Annotated[Path, typer.Argument(help="The database file.", show_default=False)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")]
+TimeoutOption = Annotated[float, typer.Option(min=0.01, max=600.0, help="Seconds for the whole call.")]
+
+
+def _examples(*lines: str) -> str:
+    return "Examples:\n\n" + "\n\n".join(f"$ {line}" for line in lines)
+
+
+@contextmanager
+def _typed_errors(*, json: bool) -> Iterator[None]:
+    """A storage error of the block is printed, readable or as JSON, and ends the command with its exit status."""
+    try:
+        yield
+    except StorageError as error:
+        if json:
+            _print_json(error_plain(error))
+        else:
+            Console(stderr=True).print(error_view(error), soft_wrap=True)
+        raise typer.Exit(EXIT_STORAGE_ERROR) from error
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    sys.stdout.flush()
+
+
+def _print(view: Callable[[], RenderableType], plain: Callable[[], Any], *, json: bool) -> None:
+    if json:
+        _print_json(plain())
+    else:
+        console = Console()
+        # A file or a pipe has no width; what goes there is not wrapped.
+        (console if console.is_terminal else Console(width=PIPED_CHARS)).print(view())
+
+
+def _running(path: Path, timeout: float) -> Client:
+    """A client of the worker that serves the path now; `WorkerUnavailableError` where none does."""
+    if not is_owned(check_path(path)):
+        raise WorkerUnavailableError(
+            f"no worker serves {path}; start one with: storage-worker serve {path}",
+            outcome="not_committed",
+            details={"path": os.path.abspath(path)},
+        )
+    return launch.find(path, role="admin", name=CLIENT_NAME, timeout=timeout)
+
+
+def _running_or_started(path: Path, timeout: float, *, may_make: bool = False) -> Client:
+    """A client of the worker that serves the path, or of a shared one that is started for it."""
+    if not path.exists() and not may_make:
+        raise DatabasePathError(
+            f"there is no database {path}; `serve`, or `sql --write`, makes one",
+            details={"path": os.path.abspath(path)},
+        )
+    # A client by path keeps the shared worker until the other one, with the role for it, is there.
+    with launch.connect(path, name=CLIENT_NAME, timeout=timeout):
+        return launch.find(path, role="admin", name=CLIENT_NAME, timeout=timeout)
+
+
+def _limits(settings: list[str]) -> Limits:
+    values: dict[str, int] = {}
+    for setting in settings:
+        name, _, number = setting.partition("=")
+        if name not in Limits.__struct_fields__:
+            raise typer.BadParameter(f"there is no limit {name!r}; `storage-worker status --json` lists them")
+        try:
+            values[name] = int(number)
+        except ValueError as error:
+            raise typer.BadParameter(f"{setting!r} is not of the form NAME=NUMBER") from error
+    limits = msgspec.structs.replace(DEFAULT_LIMITS, **values)
+    try:
+        limits.check()
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    return limits
+
+
+def _durability(value: str) -> launch.Durability:
+    if value not in get_args(launch.Durability):
+        raise typer.BadParameter(f"{value!r} is none of {', '.join(get_args(launch.Durability))}")
+    return cast(launch.Durability, value)
+
+
+def _parameter(text: str) -> Value:
+    """A number, null or a quoted text as in JSON; anything else is the text that it is."""
+    try:
+        value = standard_json.loads(text)
+    except ValueError:
+        return text
+    return value if value is None or isinstance(value, bool | int | float | str) else text
+
+
+@app.command(
+    epilog=_examples(
+        "storage-worker serve app.db",
+        "storage-worker serve app.db --store myapp.storage:notes --durability normal",
+        "storage-worker serve app.db --no-sql --limit group_work_ms_max=10",
+    )
+)
+def serve(
+    path: PathArgument,
+    store: Annotated[
+        list[str] | None, typer.Option(help="A store's import string, MODULE:NAME; may be repeated.")
+    ] = None,
+    durability: Annotated[
+        str, typer.Option(help="full: survives power loss. normal: survives the crash of any process.")
+    ] = "full",
+    sql: Annotated[bool, typer.Option(help="Whether clients may send SQL.")] = True,
+    limit: Annotated[list[str] | None, typer.Option(help="A limit, NAME=NUMBER; may be repeated.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Serve a database until SIGTERM, Ctrl-C or `storage-worker stop`.
+
+    Any process finds it by the database's path, or by the address that is printed.
+    """
+    level, limits = _durability(durability), _limits(limit or [])
+    with _typed_errors(json=json):
+        served = Foreground.start(path, stores=store or [], durability=level, limits=limits, sql=sql)
+        record = served.record
+        _print(
+            lambda: Text(
+                f"serving {path} at {record.address}\n"
+                f"worker {record.worker}, process {record.pid}; stop it with: storage-worker stop {path}"
+            ),
+            lambda: {
+                "path": str(path),
+                "address": record.address,
+                "worker": record.worker,
+                "pid": record.pid,
+            },
+            json=json,
+        )
+        served.wait()
+
+
+@app.command(epilog=_examples("storage-worker status app.db", "storage-worker status app.db --json"))
+def status(path: PathArgument, timeout: TimeoutOption = 5.0, json: JsonOption = False) -> None:
+    """Show everything that the running worker says about itself; exit status 1 where it is degraded."""
+    with _typed_errors(json=json), _running(path, timeout) as client:
+        found = client.status(timeout=timeout)
+    _print(lambda: status_view(found), lambda: as_builtins(found), json=json)
+    if found.health.state != "healthy":
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+@app.command(
+    epilog=_examples(
+        "storage-worker sql app.db 'select count(*) from notes'",
+        "storage-worker sql app.db 'select * from notes where id = ?' --param 7 --json",
+        "storage-worker sql app.db --write 'insert into notes(text) values (?)' --param 'hello'",
+        "storage-worker sql app.db - < query.sql",
+    )
+)
+def sql(
+    path: PathArgument,
+    statement: Annotated[str, typer.Argument(help="One statement; - reads it from standard input.")],
+    write: Annotated[bool, typer.Option("--write", help="The statement may write.")] = False,
+    param: Annotated[
+        list[str] | None,
+        typer.Option(help='A value for ?, in order: a number, null, or text ("7" in quotes is text).'),
+    ] = None,
+    request_key: Annotated[
+        str | None, typer.Option(help="Makes a write happen once, however often it is sent.")
+    ] = None,
+    timeout: TimeoutOption = 30.0,
+    json: JsonOption = False,
+) -> None:
+    """Run one statement; a shared worker is started where none runs."""
+    if request_key is not None and not write:
+        raise typer.BadParameter("a request key is for writes: add --write")
+    text = sys.stdin.read() if statement == "-" else statement
+    values = [_parameter(value) for value in param or []]
+    with _typed_errors(json=json), _running_or_started(path, timeout, may_make=write) as client:
+        if write:
+            rows = client.execute(text, values, timeout=timeout, request_key=request_key)
+        else:
+            rows = client.query(text, values, timeout=timeout)
+    _print(lambda: rows_view(rows, written=write), lambda: rows_plain(rows), json=json)
+
+
+@app.command(epilog=_examples("storage-worker check app.db", "storage-worker check app.db --json"))
+def check(path: PathArgument, timeout: TimeoutOption = 600.0, json: JsonOption = False) -> None:
+    """Check the whole database: pages, indexes, constraints, foreign keys; exit status 1 with findings."""
+    with _typed_errors(json=json), _running_or_started(path, timeout) as client:
+        findings = [finding.text for finding in client.check(timeout=timeout)]
+    _print(
+        lambda: Text("\n".join(findings) or f"{path} is sound"),
+        lambda: {"sound": not findings, "findings": findings},
+        json=json,
+    )
+    if findings:
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+@app.command(epilog=_examples("storage-worker backup app.db /backups/app-monday.db"))
+def backup(
+    path: PathArgument,
+    target: Annotated[Path, typer.Argument(help="The copy; it must not exist yet.", show_default=False)],
+    timeout: TimeoutOption = 600.0,
+    json: JsonOption = False,
+) -> None:
+    """Copy the database while it is in use; the copy is one consistent state of it."""
+    with _typed_errors(json=json), _running_or_started(path, timeout) as client:
+        count = client.backup(target, timeout=timeout)
+    _print(
+        lambda: Text(f"copied {path} to {target}: {size(count)}"),
+        lambda: {"target": os.path.abspath(target), "bytes": count},
+        json=json,
+    )
+
+
+@app.command(epilog=_examples("storage-worker stop app.db", "storage-worker stop app.db --timeout 60"))
+def stop(path: PathArgument, timeout: TimeoutOption = 30.0, json: JsonOption = False) -> None:
+    """Stop the running worker: it finishes what it took on, writes back its WAL and ends.
+
+    Where none runs there is nothing to stop, and that is fine too.
+    """
+    with _typed_errors(json=json):
+        if not is_owned(check_path(path)):
+            _print(lambda: Text(f"no worker serves {path}"), lambda: {"stopped": False}, json=json)
+            return
+        with launch.find(path, role="admin", name=CLIENT_NAME, timeout=timeout) as client:
+            pid = client.connect(timeout=timeout).pid
+            process = psutil.Process(pid)
+            client.stop(timeout=timeout)
+        _wait_for_end(process, path, timeout)
+    _print(
+        lambda: Text(f"stopped the worker of {path} (process {pid})"),
+        lambda: {"stopped": True, "pid": pid},
+        json=json,
+    )
+
+
+def _wait_for_end(process: psutil.Process, path: Path, timeout: float) -> None:
+    try:
+        process.wait(timeout)
+    except psutil.TimeoutExpired as error:
+        raise DeadlineExceededError(
+            f"the worker of {path} (process {process.pid}) was told to stop and still runs after {timeout:g} s",
+            outcome="unknown",
+            details={"stage": "stop", "pid": process.pid},
+        ) from error
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"storage-worker {VERSION}")  # noqa: T201
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end."),
+    ] = False,
+) -> None:
+    assert not version, "the callback has ended the command"
+
+
+def main() -> None:
+    """The entry point of the command."""
+    app()

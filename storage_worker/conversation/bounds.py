@@ -1,0 +1,40 @@
+"""The store's bounds, units last in their names."""
+
+from ..protocol.limits import DEFAULT_LIMITS, INLINE_BYTES_MAX, KIB, MIB
+
+NAME_CHARS_MAX = 512
+"""The longest id, actor, type or label."""
+
+BINDING_CHARS_MAX = 4 * KIB
+"""The longest runtime binding."""
+
+PREVIEW_BYTES_MAX = 256
+"""The longest preview, in UTF-8."""
+
+DIGESTS_COUNT_MAX = 64
+"""Field digests that are kept with an event, and read of it."""
+
+DIGEST_CHARS = 16
+"""How much of a field's digest is kept: it only names what differs, the fingerprint decides whether."""
+
+DIFFERENCES_COUNT_MAX = 24
+"""Fields that a diagnostic names."""
+
+PROVENANCE_CHARS_MAX = 64
+"""How much of each part of a provenance, and of each field's name, a diagnostic holds."""
+
+STATUS_CHARS_MAX = 64
+"""The longest status of a session, a message or an observation."""
+
+PAGE_ROWS_MAX = 1_000
+PAGE_ROWS_DEFAULT = 200
+PAGE_BYTES_MAX = 4 * MIB
+PAGE_BYTES_DEFAULT = 512 * KIB
+
+ROW_BYTES_MAX = 4 * INLINE_BYTES_MAX + 12 * 4 * NAME_CHARS_MAX
+"""More than any record takes: attributes, body and the columns around them, each character of 4 bytes."""
+
+assert PAGE_BYTES_DEFAULT + ROW_BYTES_MAX < DEFAULT_LIMITS.result_bytes_default, (
+    "a page of the default size is a result of the default size, its last row included"
+)
+assert PAGE_BYTES_MAX + ROW_BYTES_MAX < DEFAULT_LIMITS.result_bytes_max, "the largest page can be asked for"

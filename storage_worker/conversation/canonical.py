@@ -1,0 +1,82 @@
+"""JSON as canonical text, and the bounds of what stands in a row."""
+
+from typing import Any
+
+import msgspec
+
+from ..protocol.errors import InvalidRequestError, RequestTooLargeError
+from ..protocol.limits import INLINE_BYTES_MAX
+from .bounds import PREVIEW_BYTES_MAX
+from .records import JSON, TEXT, Body, PayloadRef
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+_decode = msgspec.json.decode
+
+
+def canonical_json(value: Any, where: str) -> str:
+    """The canonical JSON text of a value: keys sorted, no white space.
+
+    Raises `InvalidRequestError` where the text would not say exactly the same: NaN, bytes, dates, keys that are no
+    text.
+    """
+    try:
+        encoded = _encode(value)
+        # What JSON has no word for is encoded as something else; only decoding shows it.
+        is_same = _decode(encoded) == value
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequestError(f"{where} is no JSON: {error}") from error
+    if not is_same:
+        raise InvalidRequestError(
+            f"{where} holds what JSON cannot say: a number that is not finite, bytes, a date, or a key that is no text"
+        )
+    return encoded.decode()
+
+
+def check_inline(text: str, where: str) -> None:
+    """Raise `RequestTooLargeError` where a text is over what stands in a row."""
+    # A character takes at most 4 bytes, so that short texts need no encoding to be measured.
+    if len(text) * 4 > INLINE_BYTES_MAX and (size := len(text.encode())) > INLINE_BYTES_MAX:
+        raise RequestTooLargeError(
+            f"{where} takes {size} bytes; up to {INLINE_BYTES_MAX} stand in a row, a larger body goes to the payload store",
+            details={"inline_bytes": size, "inline_bytes_max": INLINE_BYTES_MAX},
+        )
+
+
+def attributes_json(attributes: dict[str, Any] | None) -> str:
+    """Attributes as they are stored; refused where they are no JSON object or over what stands in a row."""
+    if not attributes:
+        return "{}"
+    text = canonical_json(attributes, "the attributes")
+    check_inline(text, "the JSON of the attributes")
+    return text
+
+
+def preview_of(text: str) -> str:
+    """The beginning of a text, cut at a character."""
+    if len(text) * 4 <= PREVIEW_BYTES_MAX:
+        return text
+    return text[:PREVIEW_BYTES_MAX].encode()[:PREVIEW_BYTES_MAX].decode(errors="ignore")
+
+
+class Content(msgspec.Struct, frozen=True):
+    """A body as it is stored: inline text or JSON, or a reference; and the preview of it."""
+
+    content_type: str
+    inline: str | None
+    ref: PayloadRef | None
+    preview: str
+
+
+def text_content(text: Body, preview: str) -> Content:
+    """The content of a text. `preview` is that of a reference; an inline text begins with its own."""
+    if isinstance(text, PayloadRef):
+        return Content(text.content_type, None, text, preview_of(preview))
+    check_inline(text, "the text")
+    return Content(TEXT, text, None, preview_of(text))
+
+
+def json_content(value: Any, where: str) -> Content:
+    """The content of a JSON value that stands in a row."""
+    text = canonical_json(value, where)
+    check_inline(text, f"the JSON of {where}")
+    return Content(JSON, text, None, preview_of(text))

@@ -1,0 +1,229 @@
+"""What makes an event the same event: its idempotency key, its fingerprint, and how two of them differ.
+
+A key begins with a hash of its session, so that the keys of one session stand together in the index: a session
+that is written to touches a few pages of it, however many events are stored.
+"""
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from ..protocol.errors import InvalidRequestError
+from . import fingerprint_v1
+from .bounds import (
+    DIFFERENCES_COUNT_MAX,
+    DIGEST_CHARS,
+    DIGESTS_COUNT_MAX,
+    NAME_CHARS_MAX,
+    PROVENANCE_CHARS_MAX,
+)
+from .canonical import canonical_json
+from .records import PayloadRef
+from .vocabulary import Fields, execution_phase
+
+UNKNOWN: Final = "unknown"
+
+Digests = Mapping[str, str]
+
+
+class Algorithm(msgspec.Struct, frozen=True):
+    """One version of the fingerprint: the digests of an event's fields, and the fingerprint of these."""
+
+    digests: Callable[[Fields, str, PayloadRef | None], dict[str, str]]
+    fingerprint: Callable[[Digests], str]
+
+
+ALGORITHMS: Final[dict[int, Algorithm]] = {
+    1: Algorithm(fingerprint_v1.field_digests, fingerprint_v1.fingerprint),
+}
+"""Every version that was ever stored; none is ever removed or changed."""
+
+VERSION: Final = max(ALGORITHMS)
+
+
+class Arrival(msgspec.Struct, frozen=True):
+    """An event as it arrived: its fields, which of them holds its body, and that body where it is a payload."""
+
+    fields: Fields
+    body_field: str
+    payload: PayloadRef | None = None
+
+    def digests(self, version: int) -> dict[str, str]:
+        """The digests of its fields by one version of the algorithm."""
+        return ALGORITHMS[version].digests(self.fields, self.body_field, self.payload)
+
+
+class Fingerprint(msgspec.Struct, frozen=True):
+    """What is stored of an event's content to know it again."""
+
+    version: int
+    fingerprint: str
+    digests: str
+
+
+def take_fingerprint(arrival: Arrival) -> Fingerprint:
+    """The fingerprint of an event by the present version."""
+    digests = arrival.digests(VERSION)
+    kept = {name: digests[name][:DIGEST_CHARS] for name in sorted(digests)[:DIGESTS_COUNT_MAX]}
+    return Fingerprint(
+        VERSION, ALGORITHMS[VERSION].fingerprint(digests), msgspec.json.encode(kept).decode()
+    )
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """What is known of a stored event that has the same key."""
+
+    stream_id: int
+    sequence: int
+    room: str
+    event_id: str | None
+    created_ms: int
+    fingerprint: str | None
+    fingerprint_version: int | None
+    field_digests: str | None
+    provenance: str | None
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Whether an arrival is a stored event again; where it is not, both fingerprints and what differs."""
+
+    is_same: bool
+    version: int = VERSION
+    stored: str = ""
+    incoming: str = ""
+    differences: list[tuple[str, Literal["added", "removed", "changed"]]] = []
+    is_cut: bool = False
+
+
+def compare(stored: Stored, arrival: Arrival) -> Comparison:
+    """Compare an arrival with a stored event, by the algorithm of the version that was stored.
+
+    An event that was stored without a fingerprint, or with one of a version that this release does not know,
+    counts as the same; a fingerprint without a version is of version 1.
+    """
+    version = 1 if stored.fingerprint_version is None else stored.fingerprint_version
+    algorithm = ALGORITHMS.get(version)
+    if stored.fingerprint is None or algorithm is None:
+        return Comparison(True)
+    digests = arrival.digests(version)
+    incoming = algorithm.fingerprint(digests)
+    if incoming == stored.fingerprint:
+        return Comparison(True)
+    differences, is_cut = field_differences(read_digests(stored.field_digests), digests)
+    return Comparison(False, version, stored.fingerprint, incoming, differences, is_cut)
+
+
+def read_digests(text: str | None) -> dict[str, str] | None:
+    """Stored digests, at most as many as are kept of one event; None where they cannot be read."""
+    try:
+        found = msgspec.json.decode(text or "", type=dict[str, str])
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    return {name: found[name] for name in sorted(found)[:DIGESTS_COUNT_MAX]}
+
+
+def field_differences(
+    stored: Digests | None, incoming: Digests
+) -> tuple[list[tuple[str, Literal["added", "removed", "changed"]]], bool]:
+    """The fields that differ, sorted by name, and whether there may be more than are named.
+
+    Without stored digests nothing is known of the fields. Where as many digests are stored as are kept, nothing
+    is known of fields behind the last of them.
+    """
+    if stored is None:
+        return [], True
+    found: list[tuple[str, Literal["added", "removed", "changed"]]] = []
+    is_cut = len(stored) >= DIGESTS_COUNT_MAX
+    last = max(stored) if is_cut else None
+    for name in sorted({*stored, *incoming}):
+        if last is not None and name > last:
+            break
+        if name not in stored:
+            found.append((name, "added"))
+        elif name not in incoming:
+            found.append((name, "removed"))
+        elif stored[name] != incoming[name][:DIGEST_CHARS]:
+            found.append((name, "changed"))
+    is_cut = is_cut or len(found) > DIFFERENCES_COUNT_MAX
+    return [(name[:PROVENANCE_CHARS_MAX], how) for name, how in found[:DIFFERENCES_COUNT_MAX]], is_cut
+
+
+def reduced_provenance(text: str | None) -> dict[str, str]:
+    """A provenance as a diagnostic shows it; what cannot be read is `unknown`."""
+    try:
+        found = msgspec.json.decode(text or "", type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError):
+        found = {}
+    parts = {name: found.get(name) for name in ("producer", "projection", "phase")}
+    return {
+        name: part[:PROVENANCE_CHARS_MAX] if type(part) is str and part else UNKNOWN
+        for name, part in parts.items()
+    }
+
+
+# --- Keys ---
+
+
+def event_id_of(fields: Fields) -> str | None:
+    """The event id of an output, or None; `InvalidRequestError` where it is something that cannot be one."""
+    found = fields.get("event_id")
+    if found is None:
+        return None
+    if type(found) is not str or not 1 <= len(found) <= NAME_CHARS_MAX:
+        raise InvalidRequestError(f"the event_id is a text of 1 to {NAME_CHARS_MAX} characters")
+    return found
+
+
+def session_mark(session: str) -> str:
+    """The beginning of a session's keys and of the ids of its records."""
+    return hashlib.sha256(session.encode()).hexdigest()[:12]
+
+
+def event_key(session: str, event_id: str) -> str:
+    """The key of an event that is no output: its id within its session."""
+    return _key("e", session, [event_id])
+
+
+def output_key(session: str, type_: str, event_id: str, arrival: Arrival) -> str:
+    """The key of an output: session, type, event id, and the part of it that this output is."""
+    return _key("o", session, [type_, event_id, output_part(type_, arrival)])
+
+
+def older_keys(session: str, type_: str, event_id: str, fields: Fields) -> list[str]:
+    """The keys under which earlier forms knew an output: execution results had no phase."""
+    if type_ != "execution_result":
+        return []
+    return [_key("o", session, [type_, event_id, ["execution", fields.get("action")]])]
+
+
+def output_part(type_: str, arrival: Arrival) -> Any:
+    """Which part of its event an output is; `main` where an event has one part only."""
+    fields = arrival.fields
+    if type_ == "tool_call":
+        return [
+            "call",
+            fields.get("tool_call_id"),
+            fields.get("invocation"),
+            fields.get("arguments_complete") is not False,
+            _arguments_hash(arrival),
+        ]
+    if type_ in ("compaction_start", "compaction_end"):
+        return ["compaction", fields.get("index")]
+    if type_ == "execution_result":
+        return ["execution", fields.get("action"), execution_phase(fields)]
+    return "main"
+
+
+def _arguments_hash(arrival: Arrival) -> str:
+    if arrival.payload is not None:
+        return arrival.payload.sha256
+    arguments = arrival.fields.get("arguments")
+    raw = arguments if type(arguments) is str else canonical_json(arguments, "the arguments")
+    return hashlib.sha256(raw.encode()).hexdigest()
+
+
+def _key(kind: str, session: str, rest: list[Any]) -> str:
+    whole = canonical_json([session, *rest], "the identity")
+    return f"{session_mark(session)}-{kind}{hashlib.sha256(whole.encode()).hexdigest()[:40]}"

@@ -1,0 +1,138 @@
+-- Rooms, sessions, the event log and what is written beside it. Times are milliseconds since 1970 in UTC.
+
+-- The last number given out of each sequence that belongs to no row: 'events', 'rooms', 'sessions'.
+create table conversation_counters(
+    name text primary key,
+    value integer not null
+);
+insert into conversation_counters(name, value) values ('events', 0);
+insert into conversation_counters(name, value) values ('rooms', 0);
+insert into conversation_counters(name, value) values ('sessions', 0);
+
+create table conversation_rooms(
+    number integer primary key,
+    id text not null unique,
+    title text not null,
+    is_default integer not null,
+    last_message integer not null,
+    created_ms integer not null,
+    archived_ms integer
+);
+-- Two default rooms cannot be, whatever the code does.
+create unique index conversation_rooms_default on conversation_rooms(is_default) where is_default = 1;
+
+create table conversation_sessions(
+    number integer primary key,
+    id text not null unique,
+    room_id text not null references conversation_rooms(id),
+    parent_id text,
+    root_id text not null,
+    status text not null,
+    runtime_binding text,
+    first_preview text,
+    activity_ms integer not null,
+    created_ms integer not null
+);
+create index conversation_sessions_room on conversation_sessions(room_id, number);
+
+-- A row for every session that was ever named, also by output that leaves the session's own row alone. It holds
+-- what a list of sessions shows and the counters that the next event of the session needs.
+create table conversation_navigation(
+    number integer primary key,
+    session_id text not null unique,
+    room_id text not null,
+    status text not null,
+    preview text not null,
+    activity_ms integer not null,
+    last_sequence integer not null,
+    last_message integer not null
+);
+create index conversation_navigation_room on conversation_navigation(room_id, number);
+
+-- A body stands in `body`, or in the payload store: then its identity there is `payload_sha256`, `content_type`
+-- and `retention_class`.
+create table conversation_events(
+    stream_id integer primary key,
+    session_id text not null,
+    sequence integer not null,
+    room_id text not null,
+    actor text not null,
+    type text not null,
+    event_id text,
+    aggregate_kind text not null,
+    aggregate_id text not null,
+    version integer not null,
+    client_transaction_id text,
+    idempotency_key text,
+    fingerprint text,
+    fingerprint_version integer,
+    field_digests text,
+    provenance text,
+    attributes text not null,
+    content_type text,
+    body text,
+    payload_sha256 text,
+    payload_bytes integer,
+    payload_stored_bytes integer,
+    payload_encoding text,
+    preview text not null,
+    retention_class text not null,
+    created_ms integer not null,
+    unique (session_id, sequence)
+);
+create unique index conversation_events_key on conversation_events(idempotency_key)
+    where idempotency_key is not null;
+create unique index conversation_events_transaction on conversation_events(room_id, actor, client_transaction_id)
+    where client_transaction_id is not null;
+
+create table conversation_messages(
+    stream_id integer primary key,
+    id text not null,
+    room_id text not null,
+    number integer not null,
+    session_id text not null,
+    sequence integer not null,
+    role text not null,
+    turn_id text,
+    actor text not null,
+    sender_label text not null,
+    source text,
+    agent_key text,
+    thread_root integer,
+    status text not null,
+    content_type text not null,
+    body text,
+    payload_sha256 text,
+    payload_bytes integer,
+    payload_stored_bytes integer,
+    payload_encoding text,
+    preview text not null,
+    retention_class text not null,
+    created_ms integer not null,
+    unique (room_id, number),
+    unique (session_id, sequence)
+);
+
+-- What an observation says beyond this stands in its event.
+create table conversation_observations(
+    stream_id integer primary key,
+    id text not null,
+    session_id text not null,
+    kind text not null,
+    turn_id text,
+    tool_call_id text,
+    invocation integer,
+    status text not null
+);
+create index conversation_observations_session on conversation_observations(session_id, stream_id);
+create index conversation_observations_tool on conversation_observations(session_id, tool_call_id, invocation)
+    where tool_call_id is not null;
+
+-- What a session's next compaction will say of its tools. The largest output is a JSON number as text, exactly
+-- as it was measured.
+create table conversation_tallies(
+    session_id text primary key,
+    tools_finished integer not null,
+    output_tokens text,
+    output_basis text
+);

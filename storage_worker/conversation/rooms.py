@@ -1,0 +1,118 @@
+"""Rooms: what sessions and messages belong to."""
+
+from typing import Any
+
+from ..transaction import Transaction
+from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
+from .counters import next_number
+from .errors import RoomNotFoundError
+from .pages import Listing
+from .records import Cursor, Label, Name, Page, PageBytes, PageRows, Room
+from .schema import store
+
+_COLUMNS = "number, id, title, is_default, last_message, created_ms, archived_ms"
+_ONE = "select number, id, title, is_default, last_message, created_ms, archived_ms from conversation_rooms where id = ?"
+_DEFAULT = (
+    "select number, id, title, is_default, last_message, created_ms, archived_ms from conversation_rooms"
+    " where is_default = 1"
+)
+_INSERT = (
+    "insert into conversation_rooms(number, id, title, is_default, last_message, created_ms) values (?, ?, ?, ?, 0, ?)"
+)
+_ARCHIVE = "update conversation_rooms set archived_ms = ? where id = ? and archived_ms is null"
+_NEXT_MESSAGE = "update conversation_rooms set last_message = last_message + 1 where id = ? returning last_message"
+
+
+def _room(number: int, id_: str, title: str, is_default: int, *rest: Any) -> Room:
+    return Room(number, id_, title, bool(is_default), *rest)
+
+
+_ROOMS = Listing("conversation_rooms", "number", _COLUMNS, "id, title", _room)
+
+
+def find_room(tx: Transaction, room: str) -> Room | None:
+    """The room with this id, or None."""
+    rows = tx.query(_ONE, (room,)).rows
+    return _room(*rows[0]) if rows else None
+
+
+def require_room(tx: Transaction, room: str) -> Room:
+    """The room with this id; `RoomNotFoundError` where there is none."""
+    found = find_room(tx, room)
+    if found is None:
+        raise not_found(room)
+    return found
+
+
+def find_default_room(tx: Transaction) -> Room | None:
+    """The default room where there is one already."""
+    rows = tx.query(_DEFAULT).rows
+    return _room(*rows[0]) if rows else None
+
+
+def default_room(tx: Transaction) -> Room:
+    """The default room, made now where there is none yet."""
+    return find_default_room(tx) or _make(tx, tx.new_id(), "", is_default=True)
+
+
+def next_message_number(tx: Transaction, room: str) -> int:
+    """Take the next message number of a room; `RoomNotFoundError` where there is no such room."""
+    rows = tx.execute(_NEXT_MESSAGE, (room,)).rows
+    if not rows:
+        raise not_found(room)
+    return int(rows[0][0])
+
+
+def not_found(room: str) -> RoomNotFoundError:
+    """The error of a room that does not exist."""
+    return RoomNotFoundError(
+        f"there is no room {room!r}; create it, or name none to use the default room", details={"room": room}
+    )
+
+
+def _make(tx: Transaction, room: str, title: str, *, is_default: bool) -> Room:
+    made = Room(next_number(tx, "rooms"), room, title, is_default, 0, tx.now_ms(), None)
+    tx.execute(_INSERT, (made.number, made.id, made.title, int(is_default), made.created_ms))
+    return made
+
+
+@store.write
+def create_room(tx: Transaction, room: Name, title: Label = "") -> Room:
+    """Make a room, or return the one that has this id already, its title as it is."""
+    return find_room(tx, room) or _make(tx, room, title, is_default=False)
+
+
+@store.write
+def resolve_room(tx: Transaction, room: Name | None = None, required: bool = False) -> Room:
+    """The room with this id, else the default room, which is made at the first time that it is needed.
+
+    With `required` a room that is not named or does not exist is a `RoomNotFoundError`.
+    """
+    found = None if room is None else find_room(tx, room)
+    if found is not None:
+        return found
+    if required:
+        raise not_found(room or "")
+    return default_room(tx)
+
+
+@store.write
+def archive_room(tx: Transaction, room: Name) -> Room:
+    """Archive a room: `admit` takes nothing more for it. One that is archived keeps its time.
+
+    Raises `RoomNotFoundError`.
+    """
+    tx.execute(_ARCHIVE, (tx.now_ms(), room))
+    return require_room(tx, room)
+
+
+@store.read
+def rooms(
+    tx: Transaction,
+    after: Cursor = 0,
+    page_rows: PageRows = PAGE_ROWS_DEFAULT,
+    page_bytes: PageBytes = PAGE_BYTES_DEFAULT,
+    newest_first: bool = False,
+) -> Page[Room]:
+    """A page of rooms in the order they were made; `after` is the last page's cursor."""
+    return _ROOMS.page(tx, after, page_rows, page_bytes, newest_first=newest_first)

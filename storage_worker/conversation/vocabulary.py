@@ -1,0 +1,99 @@
+"""The events that an agent's output is made of: what each type leaves in the store, and what its fields mean.
+
+Fields are read leniently: one that is missing or of another kind counts as not there, and whatever an event says
+stays in its attributes.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from .bounds import STATUS_CHARS_MAX
+
+RUNNING: Final = "running"
+IDLE: Final = "idle"
+ERROR: Final = "error"
+
+USER_MESSAGE: Final = "user_message"
+COLLISION: Final = "output_identity_collision"
+
+BODY_FIELD_DEFAULT: Final = "body"
+
+Fields = Mapping[str, Any]
+
+
+class EventType(msgspec.Struct, frozen=True):
+    """What a type of output leaves beside its event.
+
+    `body` is the field that holds its body; `leaves` says which record is made of it, `kind` of which kind an
+    observation is; `session_status` is what its session's status becomes, None where it stays.
+    """
+
+    body: str = BODY_FIELD_DEFAULT
+    leaves: Literal["message", "observation", "nothing"] = "nothing"
+    kind: str = ""
+    session_status: str | None = None
+
+
+EVENT_TYPES: Final[Mapping[str, EventType]] = {
+    "message_queued": EventType(),
+    "message_started": EventType(session_status=RUNNING),
+    "message_finished": EventType(session_status=IDLE),
+    "message_steered": EventType(),
+    "session_error": EventType("error", "observation", "error", ERROR),
+    "assistant_message": EventType("text", "message"),
+    "assistant_delta": EventType("text", session_status=RUNNING),
+    "reasoning": EventType("text", "observation", "reasoning", RUNNING),
+    "tool_call": EventType("arguments", "observation", "tool_call", RUNNING),
+    "tool_execution_started": EventType("arguments", "observation", "tool_started", RUNNING),
+    "tool_execution_finished": EventType("output", "observation", "tool_result", RUNNING),
+    "assistant_usage": EventType("usage", "observation", "usage"),
+    "execution_result": EventType("result", "observation", "execution_result"),
+    "compaction_start": EventType("summary", "observation", "compaction_started"),
+    "compaction_end": EventType("summary", "observation", "compaction"),
+}
+
+UNKNOWN: Final = EventType()
+
+
+def text_of(fields: Fields, name: str) -> str | None:
+    """A field that is a text and not empty, or None."""
+    value = fields.get(name)
+    return value if type(value) is str and value else None
+
+
+def status_of(kind: str, fields: Fields) -> str:
+    """The status of an observation: what the event says, or what its type means."""
+    told = text_of(fields, "status")
+    if told is not None:
+        return told[:STATUS_CHARS_MAX]
+    if kind == "tool_call":
+        return "partial" if fields.get("arguments_complete") is False else "complete"
+    if kind in ("tool_started", "compaction_started"):
+        return "started"
+    if kind == "tool_result":
+        return "failed" if fields.get("is_error") is True else "complete"
+    if kind == "compaction":
+        return compaction_outcome(fields)
+    if kind == "execution_result":
+        return execution_phase(fields)
+    return "failed" if kind == "error" else "complete"
+
+
+def execution_phase(fields: Fields) -> Literal["queued", "complete"]:
+    """The phase of an execution result: `queued` where it says so, by a status or by a flag in its result."""
+    result = fields.get("result")
+    said = [fields.get("status"), fields.get("phase")]
+    if isinstance(result, Mapping):
+        said += [result.get("status"), result.get("phase"), "queued" if result.get("queued") is True else None]
+    return "queued" if "queued" in said else "complete"
+
+
+def compaction_outcome(fields: Fields) -> Literal["complete", "aborted", "failed"]:
+    """Whether a compaction that ended did what it should."""
+    if fields.get("aborted") is True or fields.get("status") in ("aborted", "cancelled"):
+        return "aborted"
+    if fields.get("error") or fields.get("status") in ("failed", "error"):
+        return "failed"
+    return "complete"

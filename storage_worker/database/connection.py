@@ -1,0 +1,301 @@
+"""One SQLite connection: guarded statements of clients and stores, and the worker's own."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import apsw
+import msgspec
+
+from ..protocol.errors import (
+    InvalidRequestError,
+    NotPermittedError,
+    ResultTooLargeError,
+    StorageError,
+    result_too_large,
+)
+from ..protocol.limits import Limits
+from ..protocol.statements import Rows
+from ..protocol.values import Value
+from .faults import is_disk_fault, typed
+from .guard import Guard, has_statement, text_reason
+
+# The driver keeps prepared statements by text and prepare flags. What clients and stores run carries this
+# flag and the worker's own does not, so that neither can ever meet a statement prepared for the other.
+GUARDED = apsw.SQLITE_PREPARE_PERSISTENT
+
+Bindings = Sequence[Value] | Mapping[str, Value]
+
+CheckpointMode = Literal["passive", "truncate"]
+_CHECKPOINTS = {"passive": apsw.SQLITE_CHECKPOINT_PASSIVE, "truncate": apsw.SQLITE_CHECKPOINT_TRUNCATE}
+
+
+class Shape(msgspec.Struct, frozen=True):
+    """What is known of a statement once it was prepared.
+
+    `reads`: it changes nothing. `columns`: the names of its result's columns when it was prepared.
+    """
+
+    reads: bool
+    columns: tuple[str, ...]
+
+    @property
+    def plain(self) -> bool:
+        """It changes something and returns nothing."""
+        return not self.reads and not self.columns
+
+
+class Database:
+    """A connection and its guard; used by one thread at a time. Made by `opening`."""
+
+    def __init__(
+        self, connection: apsw.Connection, path: str, limits: Limits, *, read_only: bool = False
+    ) -> None:
+        self.path = path
+        self._read_only = read_only
+        self._limits = limits
+        self._connection = connection
+        self._guard = Guard()
+        connection.authorizer = self._guard.authorize
+        self._cursor = connection.cursor()
+        self._shapes: dict[str, Shape] = {}
+        self._spoilt = False
+        self.wal_frames = 0
+        """Frames in the WAL after this connection's last commit."""
+        connection.set_wal_hook(self._note_wal)
+        self._guard.on = True
+
+    def _note_wal(self, _: apsw.Connection, __: str, frames: int) -> int:
+        self.wal_frames = frames
+        return apsw.SQLITE_OK
+
+    # Statements of clients and stores
+
+    def run(
+        self, sql: str, parameters: Bindings, result_bytes_max: int, reads_only: bool = False
+    ) -> Rows:
+        """Run one guarded statement to its end; with `reads_only` one that changes something is refused.
+
+        The rows are measured while they are stepped: past `result_bytes_max` the statement is closed and
+        `ResultTooLargeError` raised. Raises `Aborted` where the progress handler ended it, else the
+        typed error.
+        """
+        self._guard.refusal = ""
+        self._spoilt = False
+        shape = self._shapes.get(sql) or self.shape(sql, parameters)
+        if reads_only and not shape.reads:
+            raise InvalidRequestError("a query must only read; use execute for what changes something")
+        connection = self._connection
+        try:
+            if shape.reads:
+                self._cursor.execute(sql, parameters, prepare_flags=GUARDED)
+                return self._fetch(sql, parameters, result_bytes_max)
+            # The row id is this statement's or 0, never that of an earlier insert of another client.
+            connection.set_last_insert_rowid(0)
+            changes = connection.total_changes()
+            self._cursor.execute(sql, parameters, prepare_flags=GUARDED)
+            rows = self._fetch_changed(sql, parameters, result_bytes_max) if shape.columns else Rows()
+            if connection.total_changes() != changes:
+                rows.rows_changed = connection.changes()
+                rows.last_insert_rowid = connection.last_insert_rowid()
+            return rows
+        except ResultTooLargeError:
+            raise
+        except Exception as error:
+            self._reset()
+            self._spoilt = self._spoilt or is_disk_fault(error)
+            raise typed(error, self.path, self._guard.refusal) from error
+
+    def shape(self, sql: str, parameters: Bindings = ()) -> Shape:
+        """The shape of one guarded statement; typed errors where it is none, or more than one, or refused."""
+        found = self._shapes.get(sql)
+        if found is not None:
+            return found
+        if "\0" in sql:
+            raise InvalidRequestError("the SQL text holds a NUL, where SQLite would end it; bind such a text instead")
+        reason = text_reason(sql)
+        if reason is not None:
+            raise NotPermittedError(reason)
+        found, rest = self._prepare(sql, parameters)
+        if found is None:
+            raise InvalidRequestError("the SQL text holds no statement")
+        if rest and self._prepare(rest, ())[0] is not None:
+            raise InvalidRequestError("one statement at a time; use batch, or script for a text of several")
+        if len(self._shapes) >= self._limits.statement_cache_count:
+            self._shapes.clear()
+        self._shapes[sql] = found
+        return found
+
+    def is_plain(self, sql: str) -> bool:
+        """Whether a text is known as one statement that changes something and returns nothing."""
+        shape = self._shapes.get(sql)
+        return shape is not None and shape.plain
+
+    def statements(self, sql: str) -> list[str]:
+        """Split a text of several statements without parameters, where SQLite itself finds their ends."""
+        found: list[str] = []
+        begin = look = 0
+        while (stop := sql.find(";", look) + 1) > 0:
+            # A semicolon may stand in a string, a comment or a trigger.
+            if apsw.complete(sql[begin:stop]):
+                found.append(sql[begin:stop])
+                begin = stop
+            look = stop
+        found.append(sql[begin:])
+        return [text for text in found if has_statement(text)]
+
+    def _prepare(self, sql: str, parameters: Bindings) -> tuple[Shape | None, str]:
+        """Prepare the first statement of a text without running it: its shape, or None, and the rest."""
+        found: list[tuple[Shape | None, str]] = []
+
+        def note(cursor: apsw.Cursor, text: str, _: Any) -> bool:
+            columns = tuple([str(column[0]) for column in cursor.get_description()])
+            shape = Shape(cursor.is_readonly, columns) if cursor.has_vdbe else None
+            found.append((shape, sql.encode()[len(text.encode()) :].decode()))
+            return False
+
+        cursor = self._connection.cursor()
+        cursor.exec_trace = note
+        try:
+            cursor.execute(sql, parameters, prepare_flags=GUARDED)
+        except apsw.ExecTraceAbort:
+            return found[0]
+        except Exception as error:
+            raise typed(error, self.path, self._guard.refusal) from error
+        finally:
+            cursor.close(True)
+        return None, ""
+
+    def _fetch(self, sql: str, parameters: Bindings, result_bytes_max: int) -> Rows:
+        cursor = self._cursor
+        columns: tuple[str, ...] = ()
+        rows: list[tuple[Any, ...]] = []
+        left = result_bytes_max
+        for row in cursor:
+            if not rows:
+                columns = tuple([str(column[0]) for column in cursor.get_description()])
+            # What its encoding takes at the least: a byte for the row and one for each value.
+            left -= len(row) + 1
+            for value in row:
+                kind = type(value)
+                if kind is str or kind is bytes:
+                    left -= len(value)
+            if left < 0:
+                self._reset()
+                raise result_too_large(result_bytes_max)
+            rows.append(row)
+        if rows:
+            return Rows(columns, rows)
+        # A finished statement no longer tells its columns; the schema may have changed since it was noted.
+        shape = self._prepare(sql, parameters)[0]
+        return Rows(shape.columns if shape else (), rows)
+
+    def _fetch_changed(self, sql: str, parameters: Bindings, result_bytes_max: int) -> Rows:
+        """Fetch what a statement returns of its changes; they are made before its first row is read."""
+        self._spoilt = True
+        rows = self._fetch(sql, parameters, result_bytes_max)
+        self._spoilt = False
+        return rows
+
+    def _reset(self) -> None:
+        """Let go of a half-read statement; the next one gets a fresh cursor."""
+        self._cursor.close(True)
+        self._cursor = self._connection.cursor()
+
+    # The worker's own statements
+
+    def own(self, sql: str, parameters: Sequence[Value] = ()) -> list[tuple[Any, ...]]:
+        """Run a statement of the worker's own, unguarded; the driver's error becomes ours."""
+        guard = self._guard
+        guard.on = False
+        try:
+            return list(self._cursor.execute(sql, parameters))
+        except Exception as error:
+            self._reset()
+            raise typed(error, self.path, "") from error
+        finally:
+            guard.on = True
+
+    def begin(self) -> None:
+        """BEGIN IMMEDIATE; `BusyError` where a foreign process holds the lock."""
+        self.own("begin immediate")
+
+    def commit(self) -> None:
+        """COMMIT at the connection's durability."""
+        self.own("commit")
+
+    def rollback(self) -> None:
+        """ROLLBACK where a transaction is open; nothing where SQLite ended it already."""
+        self._reset()
+        if self._connection.in_transaction:
+            try:
+                self.own("rollback")
+            except StorageError:
+                # It can report that a page could not be read again, and has ended the transaction all the same.
+                if self._connection.in_transaction:
+                    raise
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether SQLite has a transaction open: after an error the only thing to believe."""
+        return self._connection.in_transaction
+
+    @property
+    def intact(self) -> bool:
+        """Whether the transaction is still open after an error, and no statement took effect by half."""
+        return self._read_only or (self._connection.in_transaction and not self._spoilt)
+
+    def total_changes(self) -> int:
+        """Rows changed since the connection was opened."""
+        return self._connection.total_changes()
+
+    def deferred_violations(self) -> int:
+        """More than 0 where a deferred foreign key is violated, so that COMMIT would fail."""
+        return self._connection.status(apsw.SQLITE_DBSTATUS_DEFERRED_FKS)[0]
+
+    def set_progress(self, stop: Callable[[], bool]) -> None:
+        """Have `stop` asked every `progress_steps` VM steps; true ends the running statement."""
+        self._connection.set_progress_handler(stop, self._limits.progress_steps)
+
+    def checkpoint(self, mode: CheckpointMode) -> tuple[int, int]:
+        """Checkpoint; frames in the WAL and how many of them are in the database now. Busy is no error."""
+        try:
+            return self._connection.wal_checkpoint(mode=_CHECKPOINTS[mode])
+        except apsw.BusyError:
+            return (-1, -1)
+        except apsw.Error as error:
+            raise typed(error, self.path, "") from error
+
+    def backup_from(self, source: "Database") -> "Backup":
+        """A running copy of another database into this empty one; that connection's writes join it."""
+        backup = self._connection.backup("main", source._connection, "main")  # noqa: SLF001 - its own class
+        return Backup(backup, self.path)
+
+    def close(self) -> None:
+        """Close the connection; a second time does nothing."""
+        self._connection.close(True)
+
+
+class Backup:
+    """A copy that is under way, made in steps."""
+
+    def __init__(self, backup: apsw.Backup, path: str) -> None:
+        self._backup = backup
+        self._path = path
+
+    def step(self, pages: int) -> bool:
+        """Copy so many pages; whether it is done. Where a foreign process holds a lock it is not, and no error."""
+        try:
+            return self._backup.step(pages)
+        except (apsw.BusyError, apsw.LockedError):
+            return False
+        except apsw.Error as error:
+            raise typed(error, self._path, "") from error
+
+    @property
+    def pages(self) -> tuple[int, int]:
+        """Pages still to copy, pages in all."""
+        return self._backup.remaining, self._backup.page_count
+
+    def finish(self) -> None:
+        """End the copy."""
+        self._backup.close(True)

@@ -1,0 +1,364 @@
+"""Intake: what clients say becomes requests in lanes, and what executors finish becomes answers.
+
+Whoever serves the pipes holds their `role`; everything here is called with it held, except `hand_in`.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from .admission import NEVER_NS, Admission, Lane, expired
+from .execution import Served, fail
+from .peer import Job, Peer
+from .pipes import Pipes
+from .protocol.envelope import (
+    Cancel,
+    FromClient,
+    Goodbye,
+    Hello,
+    Request,
+    Role,
+    Welcome,
+    decode_from_client,
+    encode,
+    failure_of,
+    request_id_of,
+)
+from .protocol.errors import (
+    BusyError,
+    InvalidRequestError,
+    NotPermittedError,
+    Outcome,
+    OverloadedError,
+    ProtocolError,
+    RequestCancelledError,
+    StorageError,
+    WorkerUnavailableError,
+)
+from .protocol.framing import frame
+from .protocol.limits import Limits
+from .protocol.session import State, check_hello
+from .receipts import checked_key
+from .watch import cancelled, deadline_exceeded
+
+
+class Gate:
+    """What decides about requests beyond their bounds; the worker's other parts set it up."""
+
+    def __init__(self) -> None:
+        self.refuse_writes: Callable[[int], StorageError | None] = lambda _: None
+        self.place_in_transaction: Callable[[Job], Lane | None] = lambda _: None
+        self.control: Callable[[Job], None] = lambda _: None
+        self.granted: Callable[[Role, bytes], Role] = lambda _, __: "read"
+        self.welcome: Callable[[Peer], Welcome] | None = None
+        self.writer_is_blocked: Callable[[], bool] = lambda: False
+        self.wake_readers: Callable[[], None] = lambda: None
+
+
+class Intake:
+    """What is said on the pipes: hand-shakes, requests, cancels, and the answers."""
+
+    def __init__(self, pipes: Pipes, limits: Limits, gate: Gate) -> None:
+        self.pipes = pipes
+        self.admission = Admission(limits)
+        self.writes = Lane()
+        self.reads = Lane()
+        self.held = Lane()
+        """Reads that wait for writes which their clients sent before them."""
+        self.lanes: list[Lane] = [self.writes, self.reads, self.held]
+        self.operations: dict[str, Served] = {}
+        self.errors: dict[str, int] = {}
+        self.draining = ""
+        self.control_requests = 0
+        self._limits = limits
+        self._gate = gate
+        self._finished: deque[Job] = deque()
+        pipes.serve(self)
+
+    def turn(self, until_ns: int) -> None:
+        """Wait for the pipes until then, at the most, and serve what is ready."""
+        earliest = min([lane.earliest_ns for lane in self.lanes])
+        self.pipes.turn(min(until_ns, earliest))
+        now = time.monotonic_ns()
+        finished = 0
+        while self._finished:
+            self._answer(self._finished.popleft(), now)
+            finished += 1
+        self.admission.served(finished, now)
+        for job in expired(self.lanes, now):
+            self._expire(job, now)
+        self.pipes.look_at_time(now)
+        self.pipes.flush()
+
+    def hand_in(self, job: Job) -> None:
+        """Take a request that a reader thread has finished; from any thread."""
+        self._finished.append(job)
+        self.pipes.wake()
+
+    def _expire(self, job: Job, now_ns: int) -> None:
+        if job.served.kind == "write" and self._gate.writer_is_blocked():
+            error: StorageError = BusyError(
+                "another process holds SQLite's lock and did not let go before the deadline; repeat, or end it"
+            )
+        else:
+            error = deadline_exceeded("waiting")
+        fail(job, error, self._limits)
+        self._answer(job, now_ns)
+
+    # What clients say
+
+    def take_frame(self, peer: Peer, body: bytes) -> None:
+        """A frame's body came from a client."""
+        state = peer.session.state
+        try:
+            envelope = decode_from_client(body)
+        except ProtocolError as error:
+            request_id = request_id_of(body)
+            if request_id is None or state is not State.OPEN or request_id <= peer.last_id:
+                raise
+            peer.last_id = request_id
+            self.refuse(
+                peer, request_id, InvalidRequestError(f"the request does not decode: {error.message}")
+            )
+            return
+        if type(envelope) is Request and (state is State.OPEN or state is State.DRAINING):
+            self._take_request(peer, envelope, len(body))
+        else:
+            self._take_other(peer, envelope)
+
+    def _take_other(self, peer: Peer, envelope: FromClient) -> None:
+        peer.session.from_client(envelope)
+        if type(envelope) is Cancel:
+            self._cancel(peer, envelope.id)
+        elif type(envelope) is Hello:
+            self._greet(peer, envelope)
+        elif type(envelope) is Goodbye:
+            self.pipes.drop(peer)
+
+    def _greet(self, peer: Peer, hello: Hello) -> None:
+        check_hello(hello)
+        peer.name = hello.name[: self._limits.client_name_chars_max]
+        peer.pid = hello.pid
+        peer.role = self._gate.granted(hello.role, hello.grant)
+        assert self._gate.welcome is not None
+        welcome = self._gate.welcome(peer)
+        peer.session.from_worker(welcome)
+        del self.pipes.unfinished[peer]
+        self.pipes.queue(peer, frame(encode(welcome)))
+
+    def _cancel(self, peer: Peer, request_id: int) -> None:
+        job = peer.jobs.get(request_id)
+        if job is None:
+            return
+        if not any(lane.remove(job) for lane in self.lanes):
+            job.cancelled = True
+            return
+        fail(job, cancelled(), self._limits)
+        self._answer(job, time.monotonic_ns())
+
+    # Requests
+
+    def _take_request(self, peer: Peer, request: Request, size: int) -> None:
+        if request.id <= peer.last_id:
+            raise ProtocolError(f"request id {request.id} after {peer.last_id}: ids must increase")
+        peer.last_id = request.id
+        try:
+            job = self._admit(peer, request, size, time.monotonic_ns())
+        except StorageError as error:
+            self.refuse(peer, request.id, error)
+            return
+        if job is not None:
+            self._place(job)
+
+    def _admit(self, peer: Peer, request: Request, size: int, now_ns: int) -> Job | None:
+        """Check a request and give it its place; None where it is answered at once."""
+        served = self._permitted(peer, request)
+        kind = served.kind
+        deadline_ns, result_bytes = self._bounds(request, now_ns)
+        job = Job(peer, request.id, served, request.arguments, size, deadline_ns, result_bytes, now_ns)
+        if kind == "control":
+            self.control_requests += 1
+            self._gate.control(job)
+            self.pipes.queue(peer, job.frame)
+            self._count(job, now_ns)
+            return None
+        if self.draining:
+            raise _leaving(self.draining)
+        self.admission.place(peer, size, self.writes.requests + self.reads.requests)
+        job.transaction = request.transaction
+        if kind == "write":
+            refusal = self._gate.refuse_writes(now_ns)
+            if refusal is not None:
+                raise refusal
+            if request.key is not None:
+                job.key = checked_key(request.key, self._limits.request_key_bytes_max)
+        return job
+
+    def _permitted(self, peer: Peer, request: Request) -> Served:
+        served = self.operations.get(request.operation)
+        if served is None:
+            raise InvalidRequestError(f"this worker has no operation {request.operation[:140]!r}")
+        if peer.role != "admin" and (served.admin or (peer.role == "read" and served.kind == "write")):
+            raise NotPermittedError(f"{served.name} is not for a connection of role {peer.role}")
+        if request.flags:
+            raise InvalidRequestError(f"this release knows no flags, and not {request.flags:#x}")
+        return served
+
+    def _bounds(self, request: Request, now_ns: int) -> tuple[int, int]:
+        """The request's deadline and the size of the result it allows."""
+        limits = self._limits
+        deadline_ns = request.deadline_ns or now_ns + limits.deadline_ms_default * 1_000_000
+        if deadline_ns <= now_ns:
+            raise deadline_exceeded("admission")
+        if deadline_ns > now_ns + limits.deadline_ms_max * 1_000_000:
+            raise InvalidRequestError(f"the deadline is more than {limits.deadline_ms_max} ms away")
+        result_bytes = request.result_bytes or limits.result_bytes_default
+        if not 0 < result_bytes <= limits.result_bytes_max:
+            raise InvalidRequestError(
+                f"results of {result_bytes} bytes; the limit is {limits.result_bytes_max}"
+            )
+        return deadline_ns, result_bytes
+
+    def _place(self, job: Job) -> None:
+        """Into the lane where its executor finds it."""
+        peer = job.peer
+        try:
+            lane = self._gate.place_in_transaction(job)
+        except StorageError as error:
+            self.refuse(peer, job.id, error)
+            return
+        if job.served.name == "worker.outcome":
+            job.behind = self._in_flight_with(job)
+        self.admission.add(job)
+        if lane is not None:
+            lane.add(job)
+        elif job.served.kind == "write":
+            peer.write_number += 1
+            job.write_number = peer.write_number
+            peer.open_writes[job.write_number] = None
+            self.writes.add(job)
+        elif peer.open_writes:
+            # First come first served within one client: it must see what was sent before it.
+            job.write_number = peer.write_number
+            self.held.add(job)
+        else:
+            self.reads.add(job)
+
+    def _in_flight_with(self, job: Job) -> tuple[Job, ...]:
+        try:
+            key = job.served.operation.decode_arguments(job.raw, self._limits.nesting_depth_max).key
+        except InvalidRequestError:
+            return ()  # its executor says so
+        return tuple(self.admission.keyed.get(key, ()))
+
+    def refuse(self, peer: Peer, request_id: int, error: StorageError) -> None:
+        """Answer a request that got no place."""
+        if isinstance(error, OverloadedError):
+            peer.refused_requests += 1
+            self.admission.status.refused_requests += 1
+        self.count_error(error.code)
+        self.pipes.queue(peer, frame(encode(failure_of(request_id, error, self._limits.message_chars_max))))
+
+    # Answers
+
+    def deliver(self, jobs: Iterable[Job]) -> None:
+        """Send the answers of these requests."""
+        now = time.monotonic_ns()
+        count = 0
+        for job in jobs:
+            self._answer(job, now)
+            count += 1
+        self.admission.served(count, now)
+        self.pipes.flush()
+
+    def _answer(self, job: Job, now_ns: int) -> None:
+        if job.answered:
+            return
+        job.answered = True
+        peer = job.peer
+        self.admission.remove(job)
+        self._count(job, now_ns)
+        if job.write_number and job.served.kind == "write":
+            del peer.open_writes[job.write_number]
+            if self.held.requests:
+                self._release_reads(peer)
+        if not peer.closed:
+            self.pipes.queue(peer, job.frame)
+
+    def _release_reads(self, peer: Peer) -> None:
+        oldest = next(iter(peer.open_writes), NEVER_NS)
+        while (job := self.held.take_of(peer, oldest)) is not None:
+            self.reads.add(job)
+
+    def _count(self, job: Job, now_ns: int) -> None:
+        served = job.served
+        if job.code:
+            served.failed += 1
+            self.count_error(job.code)
+        else:
+            served.succeeded += 1
+        served.latency_us.observe((now_ns - job.admitted_ns) // 1000)
+        job.peer.answered_requests += 1
+
+    def count_error(self, code: str) -> None:
+        """Note that an error was sent."""
+        self.errors[code] = self.errors.get(code, 0) + 1
+
+    def forget(self, peer: Peer) -> None:
+        """A connection was closed: what waits of it is dropped, what runs of it is cancelled."""
+        now = time.monotonic_ns()
+        for job in list(peer.jobs.values()):
+            if any(lane.remove(job) for lane in self.lanes):
+                job.code = RequestCancelledError.code
+                self._answer(job, now)
+            else:
+                job.cancelled = True
+
+    def pause(self, peer: Peer) -> None:
+        """Run nothing more of a client: it leaves too many replies unread."""
+        peer.paused = True
+        for lane in self.lanes:
+            lane.pause(peer)
+
+    def resume(self, peer: Peer) -> None:
+        """Run what waits of it, since it reads again."""
+        peer.paused = False
+        for lane in self.lanes:
+            lane.resume(peer)
+        self._gate.wake_readers()
+
+    def refusal(self) -> StorageError | None:
+        """Why no new connection is taken: the worker is stopping."""
+        return _leaving(self.draining) if self.draining else None
+
+    # The end
+
+    def drain(self, reason: str) -> None:
+        """Take nothing new from now on; tell every client."""
+        if self.draining:
+            return
+        self.draining = reason
+        data = Goodbye(reason)
+        for peer in list(self.pipes.peers.values()):
+            if peer.session.state is State.OPEN:
+                peer.session.from_worker(data)
+                self.pipes.queue(peer, frame(encode(data)))
+        self.pipes.flush()
+
+    def fail_all(self, why: str) -> None:
+        """Answer whatever is still in flight: the worker ends."""
+        now = time.monotonic_ns()
+        for peer in list(self.pipes.peers.values()):
+            for job in list(peer.jobs.values()):
+                waited = any(lane.remove(job) for lane in self.lanes)
+                # A write may be in the middle of its COMMIT.
+                outcome: Outcome = "not_committed" if waited or job.served.kind == "read" else "unknown"
+                fail(job, WorkerUnavailableError(f"{why}; it had not answered this request yet"), self._limits, outcome)
+                self._answer(job, now)
+        self.pipes.flush()
+
+
+def _leaving(reason: str) -> WorkerUnavailableError:
+    return WorkerUnavailableError(
+        f"the worker is stopping ({reason}) and takes nothing new", outcome="not_committed"
+    )

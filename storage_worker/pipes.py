@@ -1,0 +1,376 @@
+"""The pipes: accept, read frames, write answers. One selector over all of them; nothing ever blocks.
+
+Whoever serves the pipes holds `role`; everything here is called with it held, except `wake`.
+"""
+
+import logging
+import os
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from .admission import NEVER_NS
+from .peer import Peer
+from .protocol.envelope import CONNECTION_ID, encode, failure_of
+from .protocol.errors import OverloadedError, ProtocolError, StorageError
+from .protocol.framing import frame
+from .protocol.limits import READ_BYTES, Limits
+
+log = logging.getLogger(__name__)
+
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+ACCEPTS_MAX = 64
+"""Connections accepted in one turn."""
+
+VISIT_FRAMES = 8
+"""Frames of one client that are served before the next client's, where more of them came at once."""
+
+TURN_NS = 5_000_000
+"""How long one turn serves clients that sent many frames; what is left over comes first in the next turn."""
+
+WAIT_NS_MAX = 3600 * 10**9
+"""The longest wait; the system's own bound is a few weeks."""
+ACCEPT_PAUSE_NS = 1_000_000_000
+"""How long nobody is accepted for want of a descriptor, unless a connection ends before."""
+
+
+class Conversation(Protocol):
+    """Who understands what is said on the pipes."""
+
+    def take_frame(self, peer: Peer, body: bytes) -> None:
+        """A frame's body came from a client."""
+        ...
+
+    def forget(self, peer: Peer) -> None:
+        """A connection was closed."""
+        ...
+
+    def refusal(self) -> StorageError | None:
+        """Why no new connection is taken now."""
+        ...
+
+    def count_error(self, code: str) -> None:
+        """An error was sent."""
+        ...
+
+    def pause(self, peer: Peer) -> None:
+        """A client leaves too many replies unread: nothing more is to be done for it until it reads."""
+        ...
+
+    def resume(self, peer: Peer) -> None:
+        """It reads again."""
+        ...
+
+
+class Pipes:
+    """All connections of a worker, as bytes."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.role = threading.Lock()
+        self.peers: dict[int, Peer] = {}
+        self.unfinished: dict[Peer, None] = {}
+        """Connections whose hand-shake has not ended, oldest first."""
+        self.signals: list[int] = []
+        self.emptied_ns = time.monotonic_ns()
+        self._limits = limits
+        self._touched: dict[Peer, None] = {}
+        self._stuck: dict[Peer, None] = {}
+        self._pending: dict[Peer, None] = {}
+        """Clients of whose frames some still wait to be served, in the order of their turns."""
+        self._selector = selectors.DefaultSelector()
+        self._wake_in, self._wake_out = os.pipe()
+        for fd in (self._wake_in, self._wake_out):
+            os.set_blocking(fd, False)
+        self._listener: socket.socket | None = None
+        self._accept_again_ns = 0
+        self._watched: dict[int, Callable[[], None]] = {}
+        self._selector.register(self._wake_in, _READ)
+
+    def serve(self, conversation: Conversation) -> None:
+        """Say who understands the frames."""
+        self._conversation = conversation
+
+    def listen_on(self, listener: socket.socket) -> None:
+        """Accept connections from a listening socket."""
+        listener.setblocking(False)
+        self._listener = listener
+        self._selector.register(listener, _READ)
+        self.emptied_ns = time.monotonic_ns()
+
+    def turn(self, until_ns: int) -> None:
+        """Wait for the pipes until then, at the most, and read or write what is ready."""
+        wait = 0 if self._pending else min(until_ns, self.due_ns()) - time.monotonic_ns()
+        for key, events in self._selector.select(min(wait, WAIT_NS_MAX) / 1e9 if wait > 0 else 0):
+            peer = key.data
+            if peer is not None:
+                # What was served before it in this turn may have closed it.
+                if events & _WRITE and not peer.closed:
+                    self._flush(peer)
+                if events & _READ and not peer.closed and not peer.bodies:
+                    self._read(peer)
+            elif key.fd == self._wake_in:
+                self._woken()
+            elif key.fd in self._watched:
+                self._watched[key.fd]()
+            else:
+                self._accept()
+        if self._pending:
+            self._serve_pending()
+
+    def _serve_pending(self) -> None:
+        """Serve clients that sent many frames in turn, a few of each, so that none waits for another's flood."""
+        end_ns = time.monotonic_ns() + TURN_NS
+        while self._pending and time.monotonic_ns() < end_ns:
+            peer = next(iter(self._pending))
+            del self._pending[peer]
+            bodies = peer.bodies
+            self._take(peer, [bodies.popleft() for _ in range(min(len(bodies), VISIT_FRAMES))])
+            if bodies:
+                self._pending[peer] = None
+
+    def wake(self) -> None:
+        """End the current or the next turn's waiting; from any thread."""
+        try:
+            os.write(self._wake_out, b"\0")
+        except BlockingIOError:
+            return  # it is full of wake-ups already
+
+    @property
+    def signal_fd(self) -> int:
+        """Where the interpreter writes the numbers of signals, so that a busy main thread delays none."""
+        return self._wake_out
+
+    def watch_readable(self, fd: int, call: Callable[[], None]) -> None:
+        """Have `call` called once `fd` becomes readable."""
+
+        def once() -> None:
+            self._selector.unregister(fd)
+            del self._watched[fd]
+            call()
+
+        self._watched[fd] = once
+        self._selector.register(fd, _READ)
+
+    def _woken(self) -> None:
+        self.signals += [number for number in os.read(self._wake_in, READ_BYTES) if number]
+
+    # Time
+
+    def due_ns(self) -> int:
+        """When the next connection is over its time."""
+        earliest = self._accept_again_ns or NEVER_NS
+        if self.unfinished:
+            first = next(iter(self.unfinished))
+            earliest = first.connected_ns + self._limits.handshake_ms_max * 1_000_000
+        if self._stuck:
+            since = min(peer.unread_since_ns for peer in self._stuck)
+            earliest = min(earliest, since + self._limits.unread_ms_max * 1_000_000)
+        return earliest
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether replies wait for their clients to read."""
+        return bool(self._stuck)
+
+    def look_at_time(self, now_ns: int) -> None:
+        """Drop connections that are over their time; accept again after a pause."""
+        if now_ns < self.due_ns():
+            return
+        if self._accept_again_ns and now_ns >= self._accept_again_ns:
+            assert self._listener is not None
+            self._accept_again_ns = 0
+            self._selector.register(self._listener, _READ)
+        limits = self._limits
+        for peer in list(self.unfinished):
+            if now_ns >= peer.connected_ns + limits.handshake_ms_max * 1_000_000:
+                self.refuse_connection(peer, ProtocolError("the hand-shake did not end in time"))
+        for peer in list(self._stuck):
+            if now_ns >= peer.unread_since_ns + limits.unread_ms_max * 1_000_000:
+                log.warning("client %s (pid %d) does not read its replies: dropped", peer.name, peer.pid)
+                self.drop(peer)
+
+    # Connections
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        for _ in range(ACCEPTS_MAX):
+            try:
+                sock, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                # No descriptor is left. The backlog keeps them; a listener that stays readable would keep us busy.
+                log.warning("cannot accept a connection: %s", error)
+                self._selector.unregister(self._listener)
+                self._accept_again_ns = time.monotonic_ns() + ACCEPT_PAUSE_NS
+                return
+            if not _same_user(sock):
+                sock.close()
+                continue
+            sock.setblocking(False)
+            peer = Peer(sock, self._limits.request_bytes_max, time.monotonic_ns())
+            self.peers[peer.fd] = peer
+            self.unfinished[peer] = None
+            self._want(peer, _READ)
+            full = self._too_many()
+            if full is not None:
+                self.refuse_connection(peer, full)
+
+    def _too_many(self) -> StorageError | None:
+        limits = self._limits
+        for name, most, found in (
+            ("connections", limits.connections_max, len(self.peers)),
+            ("handshakes_unfinished", limits.handshakes_unfinished_max, len(self.unfinished)),
+        ):
+            if found > most:
+                return OverloadedError(
+                    f"the worker has {most} {name.replace('_', ' ')}, which is the limit",
+                    retry_after=limits.retry_after_ms_max / 1000,
+                    details={"bound": name},
+                )
+        return self._conversation.refusal()
+
+    def refuse_connection(self, peer: Peer, error: StorageError) -> None:
+        """Say why, and close."""
+        if not peer.closed:
+            self._conversation.count_error(error.code)
+            failure = failure_of(CONNECTION_ID, error, self._limits.message_chars_max)
+            self.queue(peer, frame(encode(failure)))
+            self._flush(peer)
+            self.drop(peer)
+
+    def drop(self, peer: Peer) -> None:
+        """Close a connection; its conversation forgets it."""
+        if peer.closed:
+            return
+        peer.closed = True
+        self._want(peer, 0)
+        del self.peers[peer.fd]
+        self.unfinished.pop(peer, None)
+        self._stuck.pop(peer, None)
+        self._touched.pop(peer, None)
+        self._pending.pop(peer, None)
+        peer.bodies.clear()
+        peer.unread.clear()
+        peer.unread_bytes = 0
+        # A plain close: what was written before it still arrives.
+        peer.socket.close()
+        self.emptied_ns = time.monotonic_ns()
+        self._accept_again_ns = min(self._accept_again_ns, self.emptied_ns)
+        self._conversation.forget(peer)
+
+    def _read(self, peer: Peer) -> None:
+        try:
+            data = os.read(peer.fd, READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.drop(peer)
+            return
+        try:
+            bodies = peer.frames.feed(data)
+        except ProtocolError as error:
+            self.refuse_connection(peer, error)
+            return
+        if len(bodies) <= VISIT_FRAMES:
+            self._take(peer, bodies)
+        else:
+            peer.bodies.extend(bodies)
+            self._pending[peer] = None
+
+    def _take(self, peer: Peer, bodies: list[bytes]) -> None:
+        try:
+            for body in bodies:
+                self._conversation.take_frame(peer, body)
+                if peer.closed:
+                    return
+            if peer.frames.error is not None and not peer.bodies:
+                raise peer.frames.error
+        except ProtocolError as error:
+            self.refuse_connection(peer, error)
+
+    def queue(self, peer: Peer, data: bytes) -> None:
+        """Have frames written to a client with the next `flush`."""
+        peer.unread.append(data)
+        peer.unread_bytes += len(data)
+        self._touched[peer] = None
+
+    def flush(self) -> None:
+        """Write what was queued since the last flush, one write for each client."""
+        while self._touched:
+            peer, _ = self._touched.popitem()
+            self._flush(peer)
+
+    def _flush(self, peer: Peer) -> None:
+        """Write what the pipe takes; stop reading from a client that leaves too much unread."""
+        unread = peer.unread
+        if unread:
+            data = unread[0] if len(unread) == 1 else b"".join(unread)
+            unread.clear()
+            try:
+                sent = os.write(peer.fd, data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self.drop(peer)
+                return
+            if sent:
+                peer.unread_bytes -= sent
+                peer.unread_since_ns = 0
+            if sent < len(data):
+                unread.append(data[sent:])
+        self._after_flush(peer)
+
+    def _after_flush(self, peer: Peer) -> None:
+        if not peer.unread:
+            if peer.events != _READ:
+                self._stuck.pop(peer, None)
+                self._want(peer, _READ)
+                if peer.paused:
+                    self._conversation.resume(peer)
+            return
+        if not peer.unread_since_ns:
+            peer.unread_since_ns = time.monotonic_ns()
+        self._stuck[peer] = None
+        too_much = peer.unread_bytes > self._limits.unread_bytes_max
+        self._want(peer, _WRITE if too_much else _READ | _WRITE)
+        if too_much != peer.paused:
+            (self._conversation.pause if too_much else self._conversation.resume)(peer)
+
+    def _want(self, peer: Peer, events: int) -> None:
+        if events == peer.events:
+            return
+        if not events:
+            self._selector.unregister(peer.socket)
+        elif not peer.events:
+            self._selector.register(peer.socket, events, peer)
+        else:
+            self._selector.modify(peer.socket, events, peer)
+        peer.events = events
+
+    def close(self) -> None:
+        """Close every connection and the listener."""
+        for peer in list(self.peers.values()):
+            self.drop(peer)
+        self._selector.close()
+        if self._listener is not None:
+            self._listener.close()
+        os.close(self._wake_in)
+        os.close(self._wake_out)
+
+
+def _same_user(sock: socket.socket) -> bool:
+    """Whether the process at the other end is this user's, asked of the kernel before a byte is read."""
+    if hasattr(socket, "SO_PEERCRED"):
+        size = struct.calcsize("3i")
+        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    else:
+        # getpeereid: LOCAL_PEERCRED on SOL_LOCAL (0) gives a struct xucred, whose second field is the uid.
+        _, uid = struct.unpack("II", sock.getsockopt(0, 1, struct.calcsize("II")))
+    return bool(uid == os.geteuid())

@@ -1,0 +1,3 @@
+"""The release of this package."""
+
+VERSION = "0.1.0"

@@ -1,0 +1,260 @@
+"""Group commit: many clients' writes in one transaction, each in its own savepoint.
+
+The writer never guesses: after every error it looks whether SQLite still has the transaction. Where it
+has not, nobody's work was committed; the culprit gets its failure and the others run again.
+"""
+
+import logging
+import random
+import time
+from collections.abc import Callable
+
+from .admission import Lane
+from .database.connection import Database
+from .database.faults import Aborted
+from .database.files import OpenFiles
+from .execution import as_typed, fail
+from .interactive import Interactive
+from .peer import Job
+from .protocol.errors import BusyError, StorageError, StorageReplacedError
+from .protocol.limits import Limits
+from .protocol.statements import BEGIN
+from .protocol.status import WriterStatus
+from .receipts import Receipts
+from .recovery import FENCE, Recovery, Reopen
+from .runner import Runner
+from .watch import REPLACED_EXIT, FatalError, TransactionGoneError, UndoneError, cancelled, deadline_exceeded
+
+log = logging.getLogger(__name__)
+
+class Writer:
+    """The one connection that writes. Used by the serving thread only."""
+
+    def __init__(
+        self,
+        lane: Lane,
+        reopen: Reopen,
+        receipts: Callable[[Database], Receipts],
+        limits: Limits,
+    ) -> None:
+        self.lane = lane
+        self._limits = limits
+        self.status = WriterStatus()
+        self.refuse: StorageError | None = None
+        """Why nothing is written any more: the file is damaged."""
+        self.blocked_until_ns = 0
+        self.database, self.files = reopen()
+        self.receipts = receipts(self.database)
+        self.runner = Runner(self.database, self.receipts, limits)
+        self.watch = self.runner.watch
+        self.recovery = Recovery(self, reopen, limits)
+        self.interactive = Interactive(self, limits)
+        self.special: dict[str, Callable[[Job], list[Job]]] = {BEGIN.name: self.interactive.open}
+        """Operations that take the begun transaction over instead of running in a group."""
+
+    def use(self, database: Database, files: OpenFiles) -> None:
+        """Go on with a fresh connection."""
+        self.database, self.files = database, files
+        self.receipts.database = database
+        self.runner.use(database)
+
+    @property
+    def blocked(self) -> bool:
+        """Whether a foreign process holds SQLite's lock."""
+        return self.blocked_until_ns > 0
+
+    def run_group(self) -> list[Job]:
+        """Run and commit one group of what is ready; the requests that have an answer now.
+
+        One that must run alone makes a group of itself. Raises `FatalError` where the worker must end.
+        """
+        if self.refuse is not None:
+            return self._refuse_all(self.refuse)
+        done: list[Job] = []
+        try:
+            if self.try_begin(time.monotonic_ns()):
+                self._run_begun(done)
+        except FatalError as fatal:
+            fatal.done[:0] = done
+            raise
+        except StorageError as error:
+            # No transaction can be begun. One request hears of it, so that no loop is without an end.
+            job = self.lane.take()
+            if job is not None:
+                fail(job, error, self._limits, "not_committed")
+                done.append(job)
+        return done
+
+    def _refuse_all(self, error: StorageError) -> list[Job]:
+        waiting = self.lane.remove_where(lambda _: True)
+        for job in waiting:
+            fail(job, error, self._limits)
+        return waiting
+
+    def try_begin(self, now_ns: int) -> bool:
+        """Begin a transaction; where a foreign process holds the lock, note when to try again.
+
+        Raises `StorageError` where it cannot be begun at all.
+        """
+        try:
+            self.database.begin()
+        except BusyError:
+            self.status.busy_retries += 1
+            wait_ms = random.uniform(self._limits.busy_retry_ms_min, self._limits.busy_retry_ms_max)
+            self.blocked_until_ns = now_ns + int(wait_ms * 1e6)
+            return False
+        except StorageError as error:
+            self.database.rollback()
+            self.recovery.after(error)
+            raise
+        self.blocked_until_ns = 0
+        return True
+
+    def _run_begun(self, done: list[Job]) -> None:
+        group: list[Job] = []
+        try:
+            special = self._fill(group, done)
+        except TransactionGoneError as gone:
+            self._transaction_gone(group, gone.error, done)
+        except UndoneError:
+            group[-1].needs_savepoint = True
+            self._undo(group)
+        else:
+            done += self.special[group[0].served.name](group[0]) if special else self.commit(group)
+
+    def _fill(self, group: list[Job], done: list[Job]) -> bool:
+        """Take and run what is ready; true where the group is one request for `special`."""
+        limits = self._limits
+        end_ns = time.monotonic_ns() + limits.group_work_ms_max * 1_000_000
+        size = 0
+        while len(group) < limits.group_requests_max and size < limits.group_bytes_max:
+            job = self.lane.take(first=not group)
+            if job is None:
+                return False
+            now = time.monotonic_ns()
+            if job.cancelled or now >= job.deadline_ns:
+                fail(job, cancelled() if job.cancelled else deadline_exceeded("waiting"), limits)
+                done.append(job)
+                continue
+            group.append(job)
+            size += job.bytes
+            if job.served.name in self.special:
+                return True
+            if not self.runner.run(job, now, limits.after_commit_calls_max, mates=len(group) > 1):
+                # It ran too long beside others: they commit now, it runs alone after them.
+                group.pop()
+                job.alone = True
+                self.lane.put_back([job])
+                return False
+            if job.alone or now >= end_ns:
+                return False
+        return False
+
+    def _transaction_gone(self, group: list[Job], error: BaseException, done: list[Job]) -> None:
+        """The last of the group ended its transaction: it gets its answer, the others run again."""
+        culprit = group[-1]
+        if isinstance(error, Aborted):
+            if self.watch.hostage:
+                culprit.alone = True
+                self._undo(group)
+                return
+            error = self.watch.end_reason()
+        elif isinstance(error, BusyError) and culprit.replays <= self._limits.replays_max:
+            self._undo(group)
+            return
+        self._undo(group[:-1])
+        typed = as_typed(error, culprit.served.name)
+        fail(culprit, typed, self._limits, "not_committed")
+        done.append(culprit)
+        self.recovery.after(typed)
+
+    def _undo(self, group: list[Job]) -> None:
+        """Roll the group back and let its requests run again, in the order they had."""
+        self.database.rollback()
+        self.receipts.settle(committed=False)
+        for job in group:
+            job.replays += 1
+            job.frame = b""
+            job.after_commit = ()
+            if job.replays > self._limits.replays_max:
+                job.alone = True
+        self.status.replays += len(group)
+        self.lane.put_back(group)
+
+    def commit(self, group: list[Job]) -> list[Job]:
+        """Commit the open transaction of these requests and check the files; they have their answers then."""
+        if not group:
+            self.database.rollback()
+            return group
+        started = time.monotonic_ns()
+        if len(group) == 1 and started >= group[0].deadline_ns and not group[0].code:
+            # Of several the others' commit is due within milliseconds, and a late result is still true.
+            self.database.rollback()
+            self.receipts.settle(committed=False)
+            fail(group[0], deadline_exceeded("execution"), self._limits)
+            return group
+        try:
+            self.database.commit()
+        except StorageError as error:
+            return self.recovery.commit_failed(group, error)
+        self.receipts.settle(committed=True)
+        ended = time.monotonic_ns()
+        status = self.status
+        status.groups += 1
+        status.committed_requests += len(group)
+        status.group_size_requests.observe(len(group))
+        status.commit_us.observe((ended - started) // 1000)
+        if group[0].alone:
+            status.solo_runs += 1
+        try:
+            self.files.check()
+        except StorageReplacedError as error:
+            for job in group:
+                fail(job, error, self._limits)
+            raise FatalError(error.message, group, REPLACED_EXIT) from error
+        self._after_commit(group)
+        return group
+
+    def run_own(self, work: Callable[[], None]) -> bool:
+        """Run and commit work of the worker's own; false where a foreign process holds the lock.
+
+        Raises the error of what failed, with nothing left open, and `FatalError` where the worker must end.
+        """
+        if not self.try_begin(time.monotonic_ns()):
+            return False
+        try:
+            work()
+        except BaseException as error:
+            self.database.rollback()
+            self.receipts.settle(committed=False)
+            if isinstance(error, StorageError):
+                self.recovery.after(error)
+            raise
+        try:
+            self.database.commit()
+        except StorageError as error:
+            self.recovery.commit_failed([], error)
+            raise
+        self.receipts.settle(committed=True)
+        try:
+            self.files.check()
+        except StorageReplacedError as error:
+            raise FatalError(error.message, [], REPLACED_EXIT) from error
+        return True
+
+    def touch(self) -> None:
+        """Commit one row of the worker's own, so that a finished WAL starts over at once."""
+
+        def fence() -> None:
+            self.database.own(FENCE)
+
+        self.run_own(fence)
+
+    def _after_commit(self, group: list[Job]) -> None:
+        for job in group:
+            for call in job.after_commit:
+                try:
+                    call()
+                except BaseException:
+                    # The request is committed; its client must not be told otherwise. The log tells.
+                    log.exception("a call after the commit of %s failed", job.served.name)
