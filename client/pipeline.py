@@ -60,7 +60,7 @@ class PipelineFuture(Waiter, Generic[R]):
         if not self._is_over:
             until_ns = _NEVER_NS
             if timeout is not None:
-                until_ns = time.monotonic_ns() + int(timeout * NS_PER_SECOND)
+                until_ns = time.monotonic_ns() + int((timeout + 0.0) * NS_PER_SECOND)
             if not self.wait(until_ns):
                 raise DeadlineExceededError(
                     f"no result within {timeout} s; the call goes on",

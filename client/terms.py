@@ -56,7 +56,8 @@ def deadline_after(timeout: float | None, limits: Limits) -> int:
     if timeout is None:
         return now + limits.deadline_ms_default * NS_PER_MS
     try:
-        length = int(timeout * NS_PER_SECOND)
+        # The sum refuses a text, which a product would repeat a thousand million times.
+        length = int((timeout + 0.0) * NS_PER_SECOND)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequestError(f"the timeout {timeout!r} is no number of seconds") from error
     if length > limits.deadline_ms_max * NS_PER_MS:

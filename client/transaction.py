@@ -259,7 +259,7 @@ def _lease_ms(lease: float | None, limits: Limits) -> int:
     if lease is None:
         return 0
     try:
-        length = int(lease * 1000)
+        length = int((lease + 0.0) * 1000)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequestError(f"the lease {lease!r} is no number of seconds") from error
     if not 1 <= length <= limits.lease_ms_max:

@@ -122,7 +122,7 @@ def processes(*preload: str) -> Any:
 
     `preload` are modules that the server loads once for all of them.
     """
-    context = ForkServerContext
+    context = ForkServerContext()
     context.set_forkserver_preload(list(preload))
     return context
 

@@ -118,7 +118,8 @@ def withdraw(address: str, inode: int) -> None:
             return
         path.unlink()
         if path.parent.name.startswith(FRESH_PREFIX):
-            path.parent.rmdir()
+            with contextlib.suppress(OSError):  # what a killed worker left in it keeps it
+                path.parent.rmdir()
 
 
 def inode_of(address: str) -> int:

@@ -48,8 +48,10 @@ class Lane:
                 queue = self._queues.get(job.peer)
                 if queue is None:
                     queue = self._queues[job.peer] = deque()
-                    if not job.peer.paused:
-                        self._ring.appendleft(job.peer)
+                elif job.peer in self._ring:
+                    self._ring.remove(job.peer)
+                if not job.peer.paused:
+                    self._ring.appendleft(job.peer)
                 queue.appendleft(job)
                 self._count(job, 1)
                 self.earliest_ns = min(self.earliest_ns, job.deadline_ns)
@@ -58,22 +60,21 @@ class Lane:
         """The next request, or None. One that must be `alone` is only given as the `first` of a group."""
         with self._lock:
             ring = self._ring
-            for _ in range(len(ring)):
-                peer = ring[0]
+            for place, peer in enumerate(ring):
                 queue = self._queues[peer]
                 job = queue[0]
                 if job.behind:
                     if any(not other.answered for other in job.behind):
-                        ring.rotate(-1)
                         continue
                     job.behind = ()
+                # It keeps its turn for the next group; the others, whom it may have held up once, come first.
                 if job.alone and not first:
-                    return None
+                    continue
                 queue.popleft()
+                del ring[place]
                 if queue:
-                    ring.rotate(-1)
+                    ring.append(peer)
                 else:
-                    ring.popleft()
                     del self._queues[peer]
                 self._count(job, -1)
                 return job

@@ -138,7 +138,12 @@ class Checkpoints:
         self._disk_checked_ns = now_ns
         limits = self._limits
         path = self._writer.database.path
-        self.free_bytes = disk_free_bytes(path)
+        try:
+            self.free_bytes = disk_free_bytes(path)
+        except OSError as error:
+            # The directory has gone; the next commit tells what that means for the files that are open.
+            log.warning("the free space below %s cannot be seen: %s", path, error)
+            return
         self.status.wal_bytes = file_bytes(self._wal_path)
         self.status.database_bytes = file_bytes(path)
         if self.free_bytes < self.reserve_bytes:

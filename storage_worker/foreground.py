@@ -10,13 +10,14 @@ from types import FrameType
 
 import msgspec
 
+from . import exits
 from .launch import Durability, startup_of
 from .ownership import Record, already_owned, is_owned, try_start_lock
 from .processes import started_of
 from .protocol.errors import AlreadyOwnedError, WorkerUnavailableError
 from .protocol.limits import Limits
 from .spawn import Child, how_it_ended, last_words, module_path, spawn
-from .startup import EXIT_STOPPED, Startup
+from .startup import Startup
 
 ENDING_SECONDS_SPARE = 5.0
 """What a worker gets beyond its own grace to write back its WAL."""
@@ -89,7 +90,7 @@ class Foreground:
             self._child.send_signal(signal.SIGTERM)
             status = self._child.end(self._startup.limits.stop_grace_ms / 1000 + ENDING_SECONDS_SPARE)
         assert status is not None, "a wait without a bound ends with a status"
-        if status not in {0, EXIT_STOPPED}:
+        if status not in {0, exits.STOPPED}:
             path = self._startup.path
             raise WorkerUnavailableError(
                 f"the worker of {path} {how_it_ended(status)}; {last_words(path)}",

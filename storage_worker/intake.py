@@ -3,6 +3,7 @@
 Whoever serves the pipes holds their `role`; everything here is called with it held, except `hand_in`.
 """
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -36,10 +37,14 @@ from .protocol.errors import (
     WorkerUnavailableError,
 )
 from .protocol.framing import frame
-from .protocol.limits import Limits
+from .protocol.limits import KIB, Limits
 from .protocol.session import State, check_hello
 from .receipts import checked_key
 from .watch import cancelled, deadline_exceeded
+
+LARGE_ANSWER_BYTES = 64 * KIB
+SENT_SECONDS_MAX = 1.0
+"""How long a reader thread waits for its answer to be sent: for ever it would when the worker ends."""
 
 
 class Gate:
@@ -73,6 +78,7 @@ class Intake:
         self._limits = limits
         self._gate = gate
         self._finished: deque[Job] = deque()
+        self._sent = threading.Semaphore(0)
         pipes.serve(self)
 
     def turn(self, until_ns: int) -> None:
@@ -80,20 +86,30 @@ class Intake:
         earliest = min([lane.earliest_ns for lane in self.lanes])
         self.pipes.turn(min(until_ns, earliest))
         now = time.monotonic_ns()
-        finished = 0
+        finished = large = 0
         while self._finished:
-            self._answer(self._finished.popleft(), now)
+            job = self._finished.popleft()
+            large += len(job.frame) > LARGE_ANSWER_BYTES
+            self._answer(job, now)
             finished += 1
         self.admission.served(finished, now)
         for job in expired(self.lanes, now):
             self._expire(job, now)
         self.pipes.look_at_time(now)
         self.pipes.flush()
+        if large:
+            self._sent.release(large)
 
     def hand_in(self, job: Job) -> None:
-        """Take a request that a reader thread has finished; from any thread."""
+        """Take a request that a reader thread has finished; from any thread.
+
+        Returns once a large answer is on its way: before that nobody knows whether its client reads, and a
+        thread that went on would fill the memory with answers for one that does not.
+        """
         self._finished.append(job)
         self.pipes.wake()
+        if len(job.frame) > LARGE_ANSWER_BYTES:
+            self._sent.acquire(timeout=SENT_SECONDS_MAX)
 
     def _expire(self, job: Job, now_ns: int) -> None:
         if job.served.kind == "write" and self._gate.writer_is_blocked():

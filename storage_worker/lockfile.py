@@ -120,6 +120,6 @@ def _is_at(descriptor: int, path: str) -> bool:
     ours = os.fstat(descriptor)
     try:
         theirs = Path(path).lstat()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
     return (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino)

@@ -106,7 +106,7 @@ class Peer:
         self.write_number = 0
         self.open_writes: dict[int, None] = {}
         self.paused = False
-        self.unread: deque[bytes] = deque()
+        self.unread: deque[bytes | memoryview] = deque()
         self.unread_bytes = 0
         self.unread_since_ns = 0
         self.events = 0

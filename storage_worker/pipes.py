@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -18,7 +19,7 @@ from .peer import Peer
 from .protocol.envelope import CONNECTION_ID, encode, failure_of
 from .protocol.errors import OverloadedError, ProtocolError, StorageError
 from .protocol.framing import frame
-from .protocol.limits import READ_BYTES, Limits
+from .protocol.limits import KIB, READ_BYTES, Limits
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,9 @@ VISIT_FRAMES = 8
 
 TURN_NS = 5_000_000
 """How long one turn serves clients that sent many frames; what is left over comes first in the next turn."""
+
+WRITE_BYTES_MAX = 256 * KIB
+"""Up to which size several frames are put together for one write; about what a socket takes at once."""
 
 WAIT_NS_MAX = 3600 * 10**9
 """The longest wait; the system's own bound is a few weeks."""
@@ -300,19 +304,24 @@ class Pipes:
         peer.unread.append(data)
         peer.unread_bytes += len(data)
         self._touched[peer] = None
+        if peer.unread_bytes > self._limits.unread_bytes_max and not peer.paused:
+            self._conversation.pause(peer)
 
     def flush(self) -> None:
         """Write what was queued since the last flush, one write for each client."""
         while self._touched:
             peer, _ = self._touched.popitem()
-            self._flush(peer)
+            if peer in self._stuck:
+                # The selector says when its pipe takes more.
+                self._after_flush(peer)
+            else:
+                self._flush(peer)
 
     def _flush(self, peer: Peer) -> None:
-        """Write what the pipe takes; stop reading from a client that leaves too much unread."""
+        """Write what the pipe takes."""
         unread = peer.unread
-        if unread:
-            data = unread[0] if len(unread) == 1 else b"".join(unread)
-            unread.clear()
+        while unread:
+            data = unread.popleft() if len(unread) == 1 else _first_of(unread)
             try:
                 sent = os.write(peer.fd, data)
             except BlockingIOError:
@@ -324,24 +333,22 @@ class Pipes:
                 peer.unread_bytes -= sent
                 peer.unread_since_ns = 0
             if sent < len(data):
-                unread.append(data[sent:])
+                unread.appendleft(memoryview(data)[sent:])
+                break
         self._after_flush(peer)
 
     def _after_flush(self, peer: Peer) -> None:
-        if not peer.unread:
-            if peer.events != _READ:
-                self._stuck.pop(peer, None)
-                self._want(peer, _READ)
-                if peer.paused:
-                    self._conversation.resume(peer)
-            return
-        if not peer.unread_since_ns:
-            peer.unread_since_ns = time.monotonic_ns()
-        self._stuck[peer] = None
+        """Stop reading from a client that leaves too much unread."""
         too_much = peer.unread_bytes > self._limits.unread_bytes_max
-        self._want(peer, _WRITE if too_much else _READ | _WRITE)
-        if too_much != peer.paused:
-            (self._conversation.pause if too_much else self._conversation.resume)(peer)
+        if peer.unread:
+            peer.unread_since_ns = peer.unread_since_ns or time.monotonic_ns()
+            self._stuck[peer] = None
+            self._want(peer, _WRITE if too_much else _READ | _WRITE)
+        elif peer.events != _READ:
+            self._stuck.pop(peer, None)
+            self._want(peer, _READ)
+        if peer.paused and not too_much:
+            self._conversation.resume(peer)
 
     def _want(self, peer: Peer, events: int) -> None:
         if events == peer.events:
@@ -363,6 +370,16 @@ class Pipes:
             self._listener.close()
         os.close(self._wake_in)
         os.close(self._wake_out)
+
+
+def _first_of(unread: deque[bytes | memoryview]) -> bytes | memoryview:
+    """Take as many frames as go well in one write."""
+    parts = [unread.popleft()]
+    size = len(parts[0])
+    while unread and size + len(unread[0]) <= WRITE_BYTES_MAX:
+        size += len(unread[0])
+        parts.append(unread.popleft())
+    return b"".join(parts) if len(parts) > 1 else parts[0]
 
 
 def _same_user(sock: socket.socket) -> bool:

@@ -15,12 +15,15 @@ from .database.faults import Aborted
 from .execution import as_typed, decode, fail, succeed
 from .peer import Job
 from .protocol.errors import StorageError
-from .protocol.limits import Limits
+from .protocol.limits import KIB, Limits
 from .protocol.status import ReaderStatus
 from .transaction import Transaction
 from .watch import Watch, cancelled, deadline_exceeded
 
 log = logging.getLogger(__name__)
+
+QUICK_BYTES_MAX = 16 * KIB
+"""The largest request that the serving thread decodes only to see whether it is a quick one."""
 
 
 class Reader:
@@ -105,9 +108,11 @@ class Readers:
         limits = self._limits
         self._offered = False
         now = time.monotonic_ns()
-        while now < until_ns and (job := self.lane.take()) is not None:
+        size = 0
+        # As of a group, their answers are bounded too: only afterwards it shows who does not read them.
+        while now < until_ns and size < limits.group_bytes_max and (job := self.lane.take()) is not None:
             key = self._key(job)
-            if key not in self._quick:
+            if key is None or key not in self._quick:
                 self.pooled.add(job)
                 self._wanted.set()
                 continue
@@ -119,6 +124,7 @@ class Readers:
             if answered:
                 self.status.quick_reads += 1
                 done.append(job)
+                size += len(job.frame)
             else:
                 self.pooled.put_back([job])
                 self._wanted.set()
@@ -189,22 +195,25 @@ class Readers:
 
     def _note(self, job: Job, took_us: int) -> None:
         is_quick = took_us <= self._limits.quick_read_us_max // 2 and not job.code
-        key = self._key(job) if is_quick else 0
+        key = self._key(job) if is_quick else None
         with self._lock:
             self.status.pooled_reads += 1
-            if is_quick and key not in self._quick:
+            if key is not None and key not in self._quick:
                 if len(self._quick) >= self._limits.quick_reads_remembered:
                     del self._quick[next(iter(self._quick))]
                 self._quick[key] = None
 
-    def _key(self, job: Job) -> int:
+    def _key(self, job: Job) -> int | None:
+        """What a read is remembered by; None for one that is never quick."""
         if not job.served.plain:
             return hash(job.served.name)
+        if job.bytes > QUICK_BYTES_MAX:
+            # Decoded, its arguments may take fifty times its size, for as long as it waits.
+            return None
         try:
             return hash((job.served.name, decode(job, self._limits).sql))
         except StorageError:
-            # Its arguments do not decode; a read that fails is never remembered as quick.
-            return hash(None)
+            return None  # its arguments do not decode
 
     def stop(self, until_ns: int) -> None:
         """End what still runs and the threads, and close the connections; a handler that goes on is left behind.

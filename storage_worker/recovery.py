@@ -72,11 +72,12 @@ class Recovery:
             raise FatalError(f"an I/O error does not go away: {error.message}", [])
         writer = self._writer
         writer.status.reopened += 1
-        writer.database.close()
         try:
-            writer.use(*self._reopen())
+            database, files = self._reopen()
         except StorageError as again:
             raise FatalError(f"the database cannot be opened again: {again.message}", []) from again
+        writer.database.close()
+        writer.use(database, files)
         if not corrupt:
             return
         try:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from . import exits
 from .admission import NEVER_NS
 from .background import Background
 from .checkpoints import Checkpoints
@@ -18,13 +19,10 @@ from .intake import Intake
 from .peer import Job
 from .protocol.limits import Limits
 from .readers import Readers
-from .watch import FATAL_EXIT, FatalError
+from .watch import FatalError
 from .writer import Writer
 
 log = logging.getLogger(__name__)
-
-HUNG_EXIT = 70
-"""Exit status of a worker whose handler did not return (EX_SOFTWARE of sysexits.h)."""
 
 NS = 1_000_000
 
@@ -107,17 +105,22 @@ class Serving:
         if not self.stop_by_ns:
             return False
         intake = self.intake
-        if now_ns < self.stop_by_ns and (intake.admission.requests or intake.pipes.has_unread):
+        if now_ns < self.stop_by_ns and self._is_in_flight():
             return False
         intake.deliver(self.background.abandon())
         intake.fail_all(f"the worker stopped: {intake.draining}")
         return True
+
+    def _is_in_flight(self) -> bool:
+        return bool(self.intake.admission.requests) or self.intake.pipes.has_unread
 
     def _until_ns(self) -> int:
         """Until when the pipes may be waited for."""
         intake, writer = self.intake, self.writer
         interactive = writer.interactive
         if intake.reads.is_ready or interactive.lane.is_ready:
+            return 0
+        if self.stop_by_ns and not self._is_in_flight():
             return 0
         if writer.blocked:
             return writer.blocked_until_ns
@@ -215,7 +218,7 @@ class Serving:
         except BaseException as error:
             # Without a deputy a long statement would leave everybody without an answer.
             log.critical("the deputy failed: the worker ends", exc_info=error)
-            os._exit(FATAL_EXIT)
+            os._exit(exits.FATAL)
 
     def _look_after(self) -> None:
         """The deputy's life: look from time to time whether the serving thread is away for long."""
@@ -264,7 +267,7 @@ class Serving:
                     job.peer.pid,
                     self._limits.handler_overrun_ms_max,
                 )
-                os._exit(HUNG_EXIT)
+                os._exit(exits.HUNG)
 
     def _check_overdue(self, now_ns: int) -> None:
         """End a worker that is to stop, although the serving thread does not come back from what it runs."""
@@ -274,7 +277,7 @@ class Serving:
         log.critical("%s goes on beyond the end of the worker", "a step" if job is None else job.served.name)
         self.intake.fail_all(f"the worker stopped: {self.intake.draining}")
         self.leave_place()
-        os._exit(self.exit_status or HUNG_EXIT)
+        os._exit(self.exit_status or exits.HUNG)
 
     def end(self) -> None:
         """Let the deputy end."""

@@ -26,9 +26,6 @@ ANSWER_BYTES_MAX = 1 * MIB
 SILENCE_MS_MAX = 10_000
 """How long whoever starts a worker may say nothing before it is taken for dead."""
 
-EXIT_STOPPED = 10
-"""The exit status of a worker that an administrator's request stopped: its host does not restart it."""
-
 STANDARD_INPUT, STANDARD_OUTPUT, STANDARD_ERROR = range(3)
 
 

@@ -45,8 +45,9 @@ class Reporter:
         """Whether all is well, and why not."""
         serving = self._serving
         reasons = [serving.checkpoints.degraded()]
-        if serving.checkpoints.refuse is not None:
-            reasons.append(f"writes are refused: {serving.checkpoints.refuse.message}")
+        refusal = serving.writer.refuse or serving.checkpoints.refuse
+        if refusal is not None:
+            reasons.append(f"writes are refused: {refusal.message}")
         if serving.writer.blocked:
             reasons.append("another process holds SQLite's lock")
         reasons += [

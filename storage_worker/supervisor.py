@@ -10,6 +10,7 @@ from collections import deque
 
 import msgspec
 
+from . import exits
 from .lockfile import LockFile
 from .ownership import Record, already_owned, is_owned, try_start_lock
 from .processes import started_of
@@ -18,10 +19,11 @@ from .protocol.errors import (
     CrashLoopError,
     DeadlineExceededError,
     StorageError,
+    StorageReplacedError,
     WorkerUnavailableError,
 )
 from .spawn import Child, how_it_ended, last_words, module_path, spawn
-from .startup import EXIT_STOPPED, Startup
+from .startup import Startup
 
 START_LOCK_PAUSE_SECONDS = 0.01
 
@@ -189,8 +191,14 @@ class Supervisor:
             child: Child | None = self._start_one(deadline_ns)
             while child is not None:
                 status = child.wait()
-                if status == EXIT_STOPPED:
+                if status == exits.STOPPED:
                     return
+                if status == exits.REPLACED:
+                    raise StorageReplacedError(
+                        f"the files of {self._startup.path} were deleted, renamed or replaced while they were open;"
+                        " no other worker is started, since it would serve other files",
+                        details={"file": self._startup.path},
+                    )
                 child = self._restart(f"it {how_it_ended(status or 0)}; {last_words(self._startup.path)}")
         except CrashLoopError as found:
             over, error = State.CRASHED, found

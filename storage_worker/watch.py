@@ -2,6 +2,7 @@
 
 import time
 
+from . import exits
 from .peer import Job
 from .protocol.errors import (
     DeadlineExceededError,
@@ -10,12 +11,6 @@ from .protocol.errors import (
     TransactionExpiredError,
     WorkerUnavailableError,
 )
-
-FATAL_EXIT = 75
-"""Exit status of a worker that another start may mend (EX_TEMPFAIL of sysexits.h)."""
-
-REPLACED_EXIT = 76
-"""Exit status of a worker whose files were replaced: another start would serve other files."""
 
 
 class TransactionGoneError(Exception):
@@ -33,7 +28,7 @@ class UndoneError(Exception):
 class FatalError(Exception):
     """The worker cannot go on; its supervisor starts another. `done` are requests that are answered first."""
 
-    def __init__(self, message: str, done: list[Job], status: int = FATAL_EXIT) -> None:
+    def __init__(self, message: str, done: list[Job], status: int = exits.FATAL) -> None:
         super().__init__(message)
         self.status = status
         self.done = done

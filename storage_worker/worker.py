@@ -10,13 +10,21 @@ import socket
 import sys
 import time
 
+from . import exits
 from .address import inode_of, listen, withdraw
 from .admission import Lane
 from .background import Background, CopyDatabase, Optimize, TrimReceipts
 from .checkpoints import Checkpoints
 from .database.connection import Database
 from .database.files import OpenFiles
-from .database.opening import has_wal_reset_fault, open_copy, open_reader, open_writer, sqlite_version
+from .database.opening import (
+    OPTIMIZE_AT_OPEN,
+    has_wal_reset_fault,
+    open_copy,
+    open_reader,
+    open_writer,
+    sqlite_version,
+)
 from .execution import as_typed, decode, fail, succeed
 from .intake import Gate, Intake
 from .interactive import without_number
@@ -35,11 +43,11 @@ from .receipts import Receipts
 from .registry import load
 from .schema import Migrating, prepare_own_tables
 from .serving import Serving
-from .startup import EXIT_STOPPED, Started, Startup, answer, enter_process, granted_role, read_startup
+from .startup import Started, Startup, answer, enter_process, granted_role, read_startup
 from .status import Reporter
 from .store import Store
 from .version import VERSION
-from .watch import FATAL_EXIT, FatalError
+from .watch import FatalError
 from .writer import Writer
 
 OWNER_LOOKS_NS = 500_000_000
@@ -139,7 +147,7 @@ class Worker:
                 succeed(job, self.reporter.health())
             elif name == STOP.name:
                 succeed(job, None)
-                self.serving.stop("a client asked for it", self.limits.stop_grace_ms, EXIT_STOPPED)
+                self.serving.stop("a client asked for it", self.limits.stop_grace_ms, exits.STOPPED)
             elif name == HEARTBEAT.name:
                 succeed(job, None)
         except Exception as error:  # noqa: BLE001 - a figure that cannot be had is no reason to end
@@ -259,6 +267,12 @@ class Prepare:
         """The receipts of a freshly opened database."""
         prepare_own_tables(database)
         migrate(Migrating(database, self._startup.limits), self._stores)
+        try:
+            # Not before: a database that is refused stays as it is.
+            database.own(OPTIMIZE_AT_OPEN)
+        except StorageError as error:
+            # Statistics can wait, and a damaged file may still be read.
+            log.warning("the planner's statistics stay as they are: %s", error.message)
         return Receipts(database, self._startup.limits)
 
 
@@ -311,7 +325,7 @@ def main() -> None:
             )
         )
         answer(writing, failure_of(CONNECTION_ID, typed, DEFAULT_LIMITS.message_chars_max))
-        sys.exit(FATAL_EXIT)
+        sys.exit(exits.FATAL)
     answer(writing, Started(record))
     gc.freeze()
     try:

@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable
 
+from . import exits
 from .admission import Lane
 from .database.connection import Database
 from .database.faults import Aborted
@@ -23,7 +24,7 @@ from .protocol.status import WriterStatus
 from .receipts import Receipts
 from .recovery import FENCE, Recovery, Reopen
 from .runner import Runner
-from .watch import REPLACED_EXIT, FatalError, TransactionGoneError, UndoneError, cancelled, deadline_exceeded
+from .watch import FatalError, TransactionGoneError, UndoneError, cancelled, deadline_exceeded
 
 log = logging.getLogger(__name__)
 
@@ -125,19 +126,18 @@ class Writer:
     def _fill(self, group: list[Job], done: list[Job]) -> bool:
         """Take and run what is ready; true where the group is one request for `special`."""
         limits = self._limits
-        end_ns = time.monotonic_ns() + limits.group_work_ms_max * 1_000_000
+        now = time.monotonic_ns()
+        end_ns = now + limits.group_work_ms_max * 1_000_000
         size = 0
         while len(group) < limits.group_requests_max and size < limits.group_bytes_max:
             job = self.lane.take(first=not group)
             if job is None:
                 return False
-            now = time.monotonic_ns()
             if job.cancelled or now >= job.deadline_ns:
                 fail(job, cancelled() if job.cancelled else deadline_exceeded("waiting"), limits)
                 done.append(job)
                 continue
             group.append(job)
-            size += job.bytes
             if job.served.name in self.special:
                 return True
             if not self.runner.run(job, now, limits.after_commit_calls_max, mates=len(group) > 1):
@@ -146,6 +146,8 @@ class Writer:
                 job.alone = True
                 self.lane.put_back([job])
                 return False
+            size += job.bytes + len(job.frame)
+            now = time.monotonic_ns()
             if job.alone or now >= end_ns:
                 return False
         return False
@@ -211,7 +213,7 @@ class Writer:
         except StorageReplacedError as error:
             for job in group:
                 fail(job, error, self._limits)
-            raise FatalError(error.message, group, REPLACED_EXIT) from error
+            raise FatalError(error.message, group, exits.REPLACED) from error
         self._after_commit(group)
         return group
 
@@ -239,7 +241,7 @@ class Writer:
         try:
             self.files.check()
         except StorageReplacedError as error:
-            raise FatalError(error.message, [], REPLACED_EXIT) from error
+            raise FatalError(error.message, [], exits.REPLACED) from error
         return True
 
     def touch(self) -> None:

@@ -143,9 +143,7 @@ def test_every_package_is_listed_for_the_wheel() -> None:
     assert {inner.sub(r"storage_worker.\1", name) for name in found} == set(setuptools["packages"])
 
 
-@pytest.mark.parametrize(
-    "kept_out", ["apsw", "multiprocess", "dill", "typer", "rich", "matplotlib"]
-)
+@pytest.mark.parametrize("kept_out", ["apsw", "multiprocess", "dill", "typer", "rich", "matplotlib"])
 def test_a_hosts_import_is_light(kept_out: str, imported_by_hosts: frozenset[str]) -> None:
     assert kept_out not in imported_by_hosts
 

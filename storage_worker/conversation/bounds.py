@@ -5,6 +5,9 @@ from ..protocol.limits import DEFAULT_LIMITS, INLINE_BYTES_MAX, KIB, MIB
 NAME_CHARS_MAX = 512
 """The longest id, actor, type or label."""
 
+RETENTION_DEFAULT = "conversation"
+"""The retention class of what names none."""
+
 BINDING_CHARS_MAX = 4 * KIB
 """The longest runtime binding."""
 
@@ -34,7 +37,7 @@ PAGE_BYTES_DEFAULT = 512 * KIB
 ROW_BYTES_MAX = 4 * INLINE_BYTES_MAX + 12 * 4 * NAME_CHARS_MAX
 """More than any record takes: attributes, body and the columns around them, each character of 4 bytes."""
 
-assert PAGE_BYTES_DEFAULT + ROW_BYTES_MAX < DEFAULT_LIMITS.result_bytes_default, (
+assert DEFAULT_LIMITS.result_bytes_default > PAGE_BYTES_DEFAULT + ROW_BYTES_MAX, (
     "a page of the default size is a result of the default size, its last row included"
 )
-assert PAGE_BYTES_MAX + ROW_BYTES_MAX < DEFAULT_LIMITS.result_bytes_max, "the largest page can be asked for"
+assert DEFAULT_LIMITS.result_bytes_max > PAGE_BYTES_MAX + ROW_BYTES_MAX, "the largest page can be asked for"

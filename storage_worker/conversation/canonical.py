@@ -1,15 +1,21 @@
-"""JSON as canonical text, and the bounds of what stands in a row."""
+"""JSON as canonical text, and bodies as they stand in a row."""
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 from ..protocol.errors import InvalidRequestError, RequestTooLargeError
 from ..protocol.limits import INLINE_BYTES_MAX
+from ..protocol.values import Value
 from .bounds import PREVIEW_BYTES_MAX
 from .records import JSON, TEXT, Body, PayloadRef
 
-_encode = msgspec.json.Encoder(order="deterministic").encode
+BODY_COLUMNS: Final = "content_type, retention_class, body, payload_sha256, payload_bytes, payload_stored_bytes, payload_encoding"
+"""The columns of a body, in every table that has one."""
+
+encode_json = msgspec.json.Encoder(order="deterministic").encode
+"""The canonical JSON of a value that is known to be JSON."""
+
 _decode = msgspec.json.decode
 
 
@@ -20,7 +26,7 @@ def canonical_json(value: Any, where: str) -> str:
     text.
     """
     try:
-        encoded = _encode(value)
+        encoded = encode_json(value)
         # What JSON has no word for is encoded as something else; only decoding shows it.
         is_same = _decode(encoded) == value
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -61,10 +67,29 @@ def preview_of(text: str) -> str:
 class Content(msgspec.Struct, frozen=True):
     """A body as it is stored: inline text or JSON, or a reference; and the preview of it."""
 
-    content_type: str
+    content_type: str | None
     inline: str | None
     ref: PayloadRef | None
     preview: str
+
+    def columns(self, retention_class: str) -> tuple[Value, ...]:
+        """The values of `BODY_COLUMNS`; a payload has its own retention class."""
+        ref = self.ref
+        if ref is None:
+            return self.content_type, retention_class, self.inline, None, None, None, None
+        return (
+            self.content_type,
+            ref.retention_class,
+            None,
+            ref.sha256,
+            ref.bytes,
+            ref.stored_bytes,
+            ref.encoding,
+        )
+
+
+NO_CONTENT: Final = Content(None, None, None, "")
+EMPTY_TEXT: Final = Content(TEXT, "", None, "")
 
 
 def text_content(text: Body, preview: str) -> Content:
@@ -80,3 +105,18 @@ def json_content(value: Any, where: str) -> Content:
     text = canonical_json(value, where)
     check_inline(text, f"the JSON of {where}")
     return Content(JSON, text, None, preview_of(text))
+
+
+def body_of(
+    content_type: str | None,
+    retention_class: str,
+    body: str | None,
+    sha256: str | None,
+    size: int | None,
+    stored_bytes: int | None,
+    encoding: Any,
+) -> Body | None:
+    """The body that the columns of `BODY_COLUMNS` hold."""
+    if sha256 is None or content_type is None:
+        return body
+    return PayloadRef(sha256, content_type, retention_class, size or 0, stored_bytes or 0, encoding)

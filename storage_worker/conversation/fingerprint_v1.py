@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from .canonical import canonical_json
+from .canonical import encode_json
 from .records import JSON, TEXT, PayloadRef
 
 VOLATILE = frozenset(
@@ -28,9 +28,7 @@ def field_digests(event: Mapping[str, Any], body_field: str, payload: PayloadRef
     `payload` is the value of `body_field` where that stands in the payload store; its digest is the same as if it
     stood in the event.
     """
-    digests = {
-        name: _digest_of(value, name) for name, value in event.items() if name not in VOLATILE
-    }
+    digests = {name: _digest_of(value) for name, value in event.items() if name not in VOLATILE}
     if payload is not None:
         digests[body_field] = _digest(payload.content_type, payload.sha256)
     return digests
@@ -46,10 +44,10 @@ def fingerprint(digests: Mapping[str, str]) -> str:
     return whole.hexdigest()
 
 
-def _digest_of(value: Any, name: str) -> str:
+def _digest_of(value: Any) -> str:
     if type(value) is str:
         return _digest(TEXT, hashlib.sha256(value.encode()).hexdigest())
-    return _digest(JSON, hashlib.sha256(canonical_json(value, name).encode()).hexdigest())
+    return _digest(JSON, hashlib.sha256(encode_json(value)).hexdigest())
 
 
 def _digest(content_type: str, sha256: str) -> str:

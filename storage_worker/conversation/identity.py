@@ -19,7 +19,7 @@ from .bounds import (
     NAME_CHARS_MAX,
     PROVENANCE_CHARS_MAX,
 )
-from .canonical import canonical_json
+from .canonical import encode_json
 from .records import PayloadRef
 from .vocabulary import Fields, execution_phase
 
@@ -58,24 +58,26 @@ class Arrival(msgspec.Struct, frozen=True):
 class Fingerprint(msgspec.Struct, frozen=True):
     """What is stored of an event's content to know it again."""
 
-    version: int
-    fingerprint: str
-    digests: str
+    version: int | None
+    fingerprint: str | None
+    digests: str | None
+
+
+NO_FINGERPRINT: Final = Fingerprint(None, None, None)
 
 
 def take_fingerprint(arrival: Arrival) -> Fingerprint:
     """The fingerprint of an event by the present version."""
     digests = arrival.digests(VERSION)
     kept = {name: digests[name][:DIGEST_CHARS] for name in sorted(digests)[:DIGESTS_COUNT_MAX]}
-    return Fingerprint(
-        VERSION, ALGORITHMS[VERSION].fingerprint(digests), msgspec.json.encode(kept).decode()
-    )
+    return Fingerprint(VERSION, ALGORITHMS[VERSION].fingerprint(digests), encode_json(kept).decode())
 
 
 class Stored(msgspec.Struct, frozen=True):
     """What is known of a stored event that has the same key."""
 
     stream_id: int
+    session: str
     sequence: int
     room: str
     event_id: str | None
@@ -186,6 +188,11 @@ def event_key(session: str, event_id: str) -> str:
     return _key("e", session, [event_id])
 
 
+def collision_key(session: str, stored_id: int, incoming: str) -> str:
+    """The key of a diagnostic: the same collision is told once, however often it is repeated."""
+    return _key("c", session, [stored_id, incoming])
+
+
 def output_key(session: str, type_: str, event_id: str, arrival: Arrival) -> str:
     """The key of an output: session, type, event id, and the part of it that this output is."""
     return _key("o", session, [type_, event_id, output_part(type_, arrival)])
@@ -220,10 +227,10 @@ def _arguments_hash(arrival: Arrival) -> str:
     if arrival.payload is not None:
         return arrival.payload.sha256
     arguments = arrival.fields.get("arguments")
-    raw = arguments if type(arguments) is str else canonical_json(arguments, "the arguments")
-    return hashlib.sha256(raw.encode()).hexdigest()
+    raw = arguments.encode() if type(arguments) is str else encode_json(arguments)
+    return hashlib.sha256(raw).hexdigest()
 
 
 def _key(kind: str, session: str, rest: list[Any]) -> str:
-    whole = canonical_json([session, *rest], "the identity")
-    return f"{session_mark(session)}-{kind}{hashlib.sha256(whole.encode()).hexdigest()[:40]}"
+    whole = hashlib.sha256(encode_json([session, *rest])).hexdigest()
+    return f"{session_mark(session)}-{kind}{whole[:40]}"

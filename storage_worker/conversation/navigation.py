@@ -16,7 +16,7 @@ _ADVANCE = (
     "update conversation_navigation set last_sequence = last_sequence + ?, last_message = last_message + ?,"
     " preview = coalesce(?, preview), status = coalesce(?, status),"
     " activity_ms = case when activity_ms < ? then ? else activity_ms end"
-    " where session_id = ? returning number, room_id, last_sequence, last_message"
+    " where session_id = ? returning room_id, last_sequence, last_message"
 )
 _INSERT = (
     "insert into conversation_navigation"
@@ -32,9 +32,8 @@ _OF_ROOM = Listing("conversation_navigation", "number", _COLUMNS, _TEXTS, Naviga
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where a session stands after a step: its number and room, the sequence of its last event and message."""
+    """Where a session stands after a step: its room, the sequences of its last event and of its last message."""
 
-    number: int
     room: str
     sequence: int
     message: int
@@ -47,23 +46,24 @@ def advance(
     activity_ms: int,
     *,
     events: int = 1,
-    preview: str | None = None,
+    messages: int = 0,
+    preview: str = "",
     status: str | None = None,
 ) -> Place:
-    """Move a session on by an event, which with a `preview` is a message, and take its sequences.
+    """Move a session on by so many events and messages, and take the sequences of the last ones.
 
-    A session that was never named begins here: in `room`, or in the default room where that is None.
+    An empty `preview` leaves the one that is shown. A session that was never named begins here: in `room`, or in
+    the default room where that is None.
     """
-    messages = 0 if preview is None else 1
-    rows = tx.execute(
-        _ADVANCE, (events, messages, preview, status, activity_ms, activity_ms, session)
-    ).rows
+    values = (events, messages, preview or None, status, activity_ms, activity_ms, session)
+    rows = tx.execute(_ADVANCE, values).rows
     if rows:
         return Place(*rows[0])
-    place = Place(next_number(tx, "sessions"), room or default_room(tx).id, events, messages)
+    place = Place(room or default_room(tx).id, events, messages)
+    number = next_number(tx, "navigation")
     tx.execute(
         _INSERT,
-        (place.number, session, place.room, status or IDLE, preview or "", activity_ms, events, messages),
+        (number, session, place.room, status or IDLE, preview, activity_ms, events, messages),
     )
     return place
 

@@ -5,11 +5,11 @@ skipped while others append. First only keys and sizes are read, so that rows be
 """
 
 from collections.abc import Callable
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from ..protocol.values import Value
 from ..transaction import Transaction
-from .records import Page, PayloadRef
+from .records import Page
 
 T = TypeVar("T")
 
@@ -17,10 +17,6 @@ KEY_MAX: Final = 2**63 - 1
 
 ROW_BYTES: Final = 160
 """What a record takes beside its texts: numbers, lengths, and the driver's account of them."""
-
-BODY_COLUMNS: Final = (
-    "content_type, retention_class, body, payload_sha256, payload_bytes, payload_stored_bytes, payload_encoding"
-)
 
 
 class Listing(Generic[T]):
@@ -78,18 +74,3 @@ class Listing(Generic[T]):
             rows = tx.query(self._rows_up, (*scope, first, last)).rows
         make = self._make
         return Page([make(*row) for row in rows], last, len(keys) > count)
-
-
-def body_of(
-    content_type: str | None,
-    retention_class: str,
-    body: str | None,
-    sha256: str | None,
-    size: int | None,
-    stored_bytes: int | None,
-    encoding: Any,
-) -> str | PayloadRef | None:
-    """The body that the columns of `BODY_COLUMNS` hold."""
-    if sha256 is None or content_type is None:
-        return body
-    return PayloadRef(sha256, content_type, retention_class, size or 0, stored_bytes or 0, encoding)

@@ -27,11 +27,11 @@ Label = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
 Status = Annotated[str, msgspec.Meta(min_length=1, max_length=STATUS_CHARS_MAX)]
 Binding = Annotated[str, msgspec.Meta(max_length=BINDING_CHARS_MAX)]
 Preview = Annotated[str, msgspec.Meta(max_length=PREVIEW_BYTES_MAX)]
-Time = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Time = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 """Milliseconds since 1970 in UTC."""
 
-Number = Annotated[int, msgspec.Meta(ge=1, lt=2**63)]
-Cursor = Annotated[int, msgspec.Meta(ge=0, lt=2**63)]
+Number = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
+Cursor = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 PageRows = Annotated[int, msgspec.Meta(ge=1, le=PAGE_ROWS_MAX)]
 PageBytes = Annotated[int, msgspec.Meta(ge=1, le=PAGE_BYTES_MAX)]
 
@@ -231,7 +231,7 @@ class Appended(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Admitted(msgspec.Struct, frozen=True, array_like=True):
-    """Where a user's message stands: its event, its id, its number in the room and whether this call stored it."""
+    """Where a user's message stands: its event, its id, its number in the room, and whether this call stored it."""
 
     stream_id: int
     session: str

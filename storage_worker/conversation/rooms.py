@@ -16,11 +16,11 @@ _DEFAULT = (
     "select number, id, title, is_default, last_message, created_ms, archived_ms from conversation_rooms"
     " where is_default = 1"
 )
-_INSERT = (
-    "insert into conversation_rooms(number, id, title, is_default, last_message, created_ms) values (?, ?, ?, ?, 0, ?)"
-)
+_INSERT = "insert into conversation_rooms(number, id, title, is_default, last_message, created_ms) values (?, ?, ?, ?, 0, ?)"
 _ARCHIVE = "update conversation_rooms set archived_ms = ? where id = ? and archived_ms is null"
-_NEXT_MESSAGE = "update conversation_rooms set last_message = last_message + 1 where id = ? returning last_message"
+_NEXT_MESSAGE = (
+    "update conversation_rooms set last_message = last_message + 1 where id = ? returning last_message"
+)
 
 
 def _room(number: int, id_: str, title: str, is_default: int, *rest: Any) -> Room:

@@ -5,6 +5,7 @@ from typing import Final
 from ..protocol.errors import InvalidRequestError
 from ..transaction import Transaction
 from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
+from .counters import next_number
 from .errors import SessionNotFoundError
 from .navigation import Place, advance, move
 from .pages import Listing
@@ -31,7 +32,7 @@ _TOUCH = (
     " activity_ms = case when activity_ms < ? then ? else activity_ms end where id = ?"
 )
 _CHANGE = (
-    "update conversation_sessions set room_id = ?, parent_id = ?, root_id = ?, status = ?, runtime_binding = ?,"
+    "update conversation_sessions set parent_id = ?, root_id = ?, status = ?, runtime_binding = ?,"
     " activity_ms = case when activity_ms < ? then ? else activity_ms end where id = ?"
 )
 _TEXTS = "id, room_id, parent_id, root_id, status, runtime_binding, first_preview"
@@ -53,24 +54,24 @@ def touch(
     activity_ms: int,
     *,
     status: str | None = None,
-    first_preview: str | None = None,
+    first_preview: str = "",
     runtime_binding: str | None = None,
 ) -> None:
     """Note an event in the row of its session, which is made where there is none, in `room`."""
-    values = (status, runtime_binding, first_preview, activity_ms, activity_ms, session)
+    values = (status, runtime_binding, first_preview or None, activity_ms, activity_ms, session)
     if tx.execute(_TOUCH, values).rows_changed:
         return
     _insert(
         tx,
         Session(
-            place.number,
+            next_number(tx, "sessions"),
             session,
             room,
             None,
             session,
             status or IDLE,
             runtime_binding,
-            first_preview,
+            first_preview or None,
             activity_ms,
             tx.now_ms(),
         ),
@@ -110,7 +111,7 @@ def upsert_session(
 
     A new session is `idle` and stands in the default room unless it is told otherwise. Its root is that of its
     `parent`, or that one itself where it is not stored. Raises `RoomNotFoundError`, and `InvalidRequestError` where a
-    session is its own parent.
+    session is its own parent or stands in another room: its messages are numbered there.
     """
     if parent == session:
         raise InvalidRequestError(f"the session {session!r} cannot be its own parent")
@@ -118,6 +119,10 @@ def upsert_session(
         require_room(tx, room)
     now = tx.now_ms()
     found = find_session(tx, session)
+    if found is not None and room not in (None, found.room):
+        raise InvalidRequestError(
+            f"the session {session!r} stands in the room {found.room!r} and cannot leave it"
+        )
     place = advance(tx, session, room, now, events=0, status=status)
     root = session if found is None else found.root
     if parent is not None:
@@ -125,14 +130,23 @@ def upsert_session(
         root = parent if above is None else above.root
     if found is None:
         made = Session(
-            place.number, session, room or place.room, parent, root, status or IDLE, runtime_binding, None, now, now
+            next_number(tx, "sessions"),
+            session,
+            room or place.room,
+            parent,
+            root,
+            status or IDLE,
+            runtime_binding,
+            None,
+            now,
+            now,
         )
         _insert(tx, made)
     else:
         made = Session(
             found.number,
             session,
-            room or found.room,
+            found.room,
             parent or found.parent,
             root,
             status or found.status,
@@ -141,9 +155,7 @@ def upsert_session(
             max(now, found.activity_ms),
             found.created_ms,
         )
-        tx.execute(
-            _CHANGE, (made.room, made.parent, made.root, made.status, made.runtime_binding, now, now, session)
-        )
+        tx.execute(_CHANGE, (made.parent, made.root, made.status, made.runtime_binding, now, now, session))
     if place.room != made.room:
         move(tx, session, made.room)
     return made

@@ -15,6 +15,10 @@ RUNNING: Final = "running"
 IDLE: Final = "idle"
 ERROR: Final = "error"
 
+COMPLETE: Final = "complete"
+PARTIAL: Final = "partial"
+FAILED: Final = "failed"
+
 USER_MESSAGE: Final = "user_message"
 COLLISION: Final = "output_identity_collision"
 
@@ -65,20 +69,18 @@ def text_of(fields: Fields, name: str) -> str | None:
 
 def status_of(kind: str, fields: Fields) -> str:
     """The status of an observation: what the event says, or what its type means."""
+    if kind == "tool_call" and fields.get("arguments_complete") is False:
+        return PARTIAL
     told = text_of(fields, "status")
     if told is not None:
         return told[:STATUS_CHARS_MAX]
-    if kind == "tool_call":
-        return "partial" if fields.get("arguments_complete") is False else "complete"
     if kind in ("tool_started", "compaction_started"):
         return "started"
-    if kind == "tool_result":
-        return "failed" if fields.get("is_error") is True else "complete"
     if kind == "compaction":
         return compaction_outcome(fields)
     if kind == "execution_result":
         return execution_phase(fields)
-    return "failed" if kind == "error" else "complete"
+    return FAILED if kind == "error" or fields.get("is_error") is True else COMPLETE
 
 
 def execution_phase(fields: Fields) -> Literal["queued", "complete"]:
@@ -86,7 +88,11 @@ def execution_phase(fields: Fields) -> Literal["queued", "complete"]:
     result = fields.get("result")
     said = [fields.get("status"), fields.get("phase")]
     if isinstance(result, Mapping):
-        said += [result.get("status"), result.get("phase"), "queued" if result.get("queued") is True else None]
+        said += [
+            result.get("status"),
+            result.get("phase"),
+            "queued" if result.get("queued") is True else None,
+        ]
     return "queued" if "queued" in said else "complete"
 
 

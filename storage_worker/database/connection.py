@@ -1,5 +1,6 @@
 """One SQLite connection: guarded statements of clients and stores, and the worker's own."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -22,6 +23,9 @@ from .guard import Guard, has_statement, text_reason
 # The driver keeps prepared statements by text and prepare flags. What clients and stores run carries this
 # flag and the worker's own does not, so that neither can ever meet a statement prepared for the other.
 GUARDED = apsw.SQLITE_PREPARE_PERSISTENT
+
+KEPT_CHARS_MAX = 16_384
+"""Longer texts are prepared anew each time, as the driver does: what is kept of them must not grow with them."""
 
 Bindings = Sequence[Value] | Mapping[str, Value]
 
@@ -120,9 +124,10 @@ class Database:
             raise InvalidRequestError("the SQL text holds no statement")
         if rest and self._prepare(rest, ())[0] is not None:
             raise InvalidRequestError("one statement at a time; use batch, or script for a text of several")
-        if len(self._shapes) >= self._limits.statement_cache_count:
-            self._shapes.clear()
-        self._shapes[sql] = found
+        if len(sql) <= KEPT_CHARS_MAX:
+            if len(self._shapes) >= self._limits.statement_cache_count:
+                self._shapes.clear()
+            self._shapes[sql] = found
         return found
 
     def is_plain(self, sql: str) -> bool:
@@ -272,7 +277,9 @@ class Database:
 
     def close(self) -> None:
         """Close the connection; a second time does nothing."""
-        self._connection.close(True)
+        # Nothing that was committed depends on it, not even on a disk that fails once more.
+        with contextlib.suppress(apsw.Error):
+            self._connection.close(True)
 
 
 class Backup:

@@ -31,7 +31,7 @@ class OpenFiles:
             found = os.stat(wal)
             if (found.st_dev, found.st_ino) != self._wal:
                 raise _replaced(wal)
-        except FileNotFoundError as error:
+        except OSError as error:
             raise _replaced(str(error.filename)) from error
 
 
@@ -48,10 +48,10 @@ def _replaced(path: str) -> StorageReplacedError:
 
 
 def file_bytes(path: str) -> int:
-    """The size of a file, 0 where there is none."""
+    """The size of a file, 0 where none can be seen."""
     try:
         return os.stat(path).st_size
-    except FileNotFoundError:
+    except OSError:
         return 0
 
 

@@ -63,7 +63,7 @@ def open_writer(path: str, durability: Durability, limits: Limits) -> Database:
         connection.pragma("foreign_keys", 1)
         connection.pragma("journal_size_limit", limits.wal_degraded_bytes)
         connection.pragma("wal_autocheckpoint", 0)
-        connection.execute(OPTIMIZE_AT_OPEN).fetchall()
+        _open_wal(connection)
         connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
         return Database(connection, path, limits)
     except apsw.Error as error:
@@ -77,6 +77,7 @@ def open_reader(path: str, limits: Limits) -> Database:
     try:
         # Not opened read-only: such a connection cannot take part in recovery or the WAL index.
         connection.pragma("query_only", 1)
+        _open_wal(connection)
         connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
         return Database(connection, path, limits, read_only=True)
     except apsw.Error as error:
@@ -110,6 +111,11 @@ def _connect(path: str, flags: int, limits: Limits) -> apsw.Connection:
         raise DatabasePathError(
             f"{path} cannot be opened: {error}", details={"sqlite_name": code_name(extended_code(error))}
         ) from error
+
+
+def _open_wal(connection: apsw.Connection) -> None:
+    """Read once: SQLite opens the WAL with the first read, and later another file may lie in its place."""
+    connection.execute("select count(*) from sqlite_schema").fetchall()
 
 
 def _switch_to_wal(connection: apsw.Connection, path: str, limits: Limits) -> None:

@@ -26,10 +26,10 @@ from storage_worker.protocol.envelope import (
     encode,
     failure_of,
 )
-from storage_worker.protocol.errors import StorageError
+from storage_worker.protocol.errors import InvalidRequestError, StorageError, TransactionExpiredError
 from storage_worker.protocol.framing import FrameReader, frame
 from storage_worker.protocol.limits import DEFAULT_LIMITS, Limits
-from storage_worker.protocol.statements import Rows, Statement
+from storage_worker.protocol.statements import Rows, Savepoint, Statement
 
 PATIENCE_S = 60.0
 """How long a test waits for what must come; it never waits that long where all is well."""
@@ -80,6 +80,44 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < end
         pause.wait(0.001)
+
+
+class Transactions:
+    """Answers interactive transactions as a worker does; `log` has what was asked, and with which number.
+
+    A statement whose first value stands in `errors` gets that error.
+    """
+
+    def __init__(self) -> None:
+        self.log: list[tuple[str, int]] = []
+        self.keys: list[str | None] = []
+        self.owner: Peer | None = None
+        self.number = 0
+        self.errors: dict[object, StorageError] = {}
+
+    def __call__(self, peer: "Peer", request: Request) -> object:
+        name = request.operation.partition(".")[2]
+        if name == "savepoint":
+            step = msgspec.msgpack.decode(request.arguments, type=Savepoint)
+            name = f"{step.action} {step.name}"
+        self.log.append((name, request.transaction))
+        self.keys.append(request.key)
+        if name in self.errors:
+            return self.errors.pop(name)
+        if name == "begin":
+            self.number += 1
+            self.owner = peer
+            return self.number
+        if request.transaction:
+            if peer is not self.owner or request.transaction != self.number:
+                return TransactionExpiredError("it is over")
+            if name in {"commit", "rollback"}:
+                self.owner = None
+                return None
+            return None if " " in name else echo(peer, request)
+        if peer is self.owner:
+            return InvalidRequestError("send it through the transaction")
+        return echo(peer, request)
 
 
 class Peer:

@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from storage_worker import exits
 from storage_worker.address import inode_of, listen, withdraw
 from storage_worker.ownership import Ownership, Record
 from storage_worker.processes import boot_id, open_pidfd, started_of
@@ -27,7 +28,6 @@ from storage_worker.protocol.errors import SchemaError, StorageError
 from storage_worker.protocol.framing import FrameReader, frame
 from storage_worker.protocol.limits import READ_BYTES
 from storage_worker.startup import (
-    EXIT_STOPPED,
     Started,
     Startup,
     answer,
@@ -94,7 +94,7 @@ class FakeWorker:
             if isinstance(envelope, Hello):
                 peer.sendall(frame(encode(self.welcome(envelope))))
             elif isinstance(envelope, Request) and envelope.operation == "fake.exit":
-                os._exit(EXIT_STOPPED)
+                os._exit(exits.STOPPED)
 
     def welcome(self, hello: Hello) -> Welcome:
         return Welcome(

@@ -17,6 +17,7 @@ from storage_worker.processes import started_of
 from storage_worker.protocol.limits import DEFAULT_LIMITS
 from storage_worker.spawn import Child, spawn
 from storage_worker.startup import Startup
+from tests.worker.gates import Gate
 from tests.worker.raw import PATIENCE_S, SECRET, RawClient
 
 
@@ -102,6 +103,14 @@ def standing_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runnin
         yield worker
         assert "Traceback" not in worker.log()
         worker.stop()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    """Where a handler of the store `gates.gated` stands until the test opens it."""
+    gate = Gate(tmp_path / "gate")
+    yield gate
+    gate.close()
 
 
 @pytest.fixture

@@ -50,7 +50,7 @@ class Gate:
 
 def stand_at(gate: str) -> None:
     """The handler's side."""
-    for name, flags in (("arrived", os.O_WRONLY), ("go", os.O_RDWR)):
+    for name, flags in (("arrived", os.O_WRONLY), ("go", os.O_RDONLY)):
         end = os.open(f"{gate}/{name}", flags)
         try:
             if name == "arrived":
@@ -160,9 +160,9 @@ def read_and_raise(tx: Transaction, what: str) -> None:
 
 
 @gated.read
-def read_badly(tx: Transaction) -> dict[str, object]:
-    """A result that cannot be encoded, or not within any limit."""
-    return {"n": 2**70}
+def read_badly(tx: Transaction) -> int:
+    """A result that cannot be encoded."""
+    return 2**70
 
 
 @gated.write

@@ -117,3 +117,10 @@ class RawClient:
 
     def close(self) -> None:
         self.socket.close()
+
+
+def wait_until_waiting(client: RawClient, requests: int) -> None:
+    """Return once so many requests wait for an executor; asked by a client that has none of them."""
+    end = time.monotonic() + PATIENCE_S
+    while client.status().lanes[1].waiting_requests != requests:
+        assert time.monotonic() < end, client.status().lanes

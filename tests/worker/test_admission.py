@@ -106,10 +106,29 @@ def test_one_that_must_run_alone_begins_a_group() -> None:
     jobs = [request(peers[0]), request(peers[1], served=SOLO), request(peers[2])]
     for job in jobs:
         lane.add(job)
+    more = request(peers[0])
+    lane.add(more)
     assert lane.take(first=True) is jobs[0]
+    assert lane.take(first=False) is jobs[2]
+    assert lane.take(first=False) is more
     assert lane.take(first=False) is None
     assert lane.take(first=True) is jobs[1]
-    assert lane.take(first=True) is jobs[2]
+
+
+def test_those_that_must_run_alone_keep_their_turns() -> None:
+    lane = Lane()
+    peers = [client(name) for name in "abcd"]
+    jobs = [request(peer, served=SOLO) for peer in peers[:3]]
+    for job in jobs:
+        lane.add(job)
+    for _ in range(9):
+        lane.add(request(peers[3]))
+    begun = []
+    while (job := lane.take(first=True)) is not None:
+        begun.append(job)
+        while lane.requests > 3 and lane.take(first=False) is not None:
+            pass
+    assert begun[:3] == jobs
 
 
 def test_one_behind_others_waits_for_their_answers_and_holds_nobody_up() -> None:

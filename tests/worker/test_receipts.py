@@ -33,6 +33,7 @@ from storage_worker.protocol.statements import (
 )
 from storage_worker.receipts import fingerprint
 from tests.worker.conftest import RunningWorker, StartWorker
+from tests.worker.raw import wait_until_waiting
 from tests.worker.workbench import OneClient, Workbench, failure, result, rows_of
 
 INSERT = "insert into t(a) values(?) returning id, a"
@@ -342,7 +343,7 @@ def test_an_outcome_is_answered_behind_what_is_in_flight(worker: RunningWorker) 
     keyed = writer.ask(EXECUTE, Statement(INSERT, ["keyed"]), key="k")
     question = asker.ask(OUTCOME, OutcomeQuestion("k", True))
     other = asker.ask(EXECUTE, Statement(INSERT, ["other"]))
-    assert asker.status().lanes[1].waiting_requests == 8
+    wait_until_waiting(owner, 8)
     owner.call(ROLLBACK, Nothing(), transaction=number)
     found = OUTCOME.decode_result(asker.answer(question).result)  # type: ignore[union-attr]
     assert found.state == "committed"

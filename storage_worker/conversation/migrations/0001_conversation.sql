@@ -1,12 +1,13 @@
 -- Rooms, sessions, the event log and what is written beside it. Times are milliseconds since 1970 in UTC.
 
--- The last number given out of each sequence that belongs to no row: 'events', 'rooms', 'sessions'.
+-- The last number that was given out of each sequence of the whole store.
 create table conversation_counters(
     name text primary key,
     value integer not null
 );
 insert into conversation_counters(name, value) values ('events', 0);
 insert into conversation_counters(name, value) values ('rooms', 0);
+insert into conversation_counters(name, value) values ('named', 0);
 insert into conversation_counters(name, value) values ('sessions', 0);
 
 create table conversation_rooms(
@@ -21,33 +22,32 @@ create table conversation_rooms(
 -- Two default rooms cannot be, whatever the code does.
 create unique index conversation_rooms_default on conversation_rooms(is_default) where is_default = 1;
 
+-- A row for every session that was ever named, and in it the session, its navigation and the counters that its next
+-- event needs: one event changes one row. Output that names no room leaves the session alone; where only such was
+-- seen of it, the row has no `session_number` yet and what stands behind that is empty.
 create table conversation_sessions(
     number integer primary key,
     id text not null unique,
     room_id text not null references conversation_rooms(id),
+    session_number integer unique,
     parent_id text,
-    root_id text not null,
-    status text not null,
+    root_id text,
+    status text,
     runtime_binding text,
     first_preview text,
-    activity_ms integer not null,
-    created_ms integer not null
-);
-create index conversation_sessions_room on conversation_sessions(room_id, number);
-
--- A row for every session that was ever named, also by output that leaves the session's own row alone. It holds
--- what a list of sessions shows and the counters that the next event of the session needs.
-create table conversation_navigation(
-    number integer primary key,
-    session_id text not null unique,
-    room_id text not null,
-    status text not null,
-    preview text not null,
-    activity_ms integer not null,
+    activity_ms integer,
+    created_ms integer,
+    shown_status text not null,
+    shown_preview text not null,
+    shown_activity_ms integer not null,
     last_sequence integer not null,
-    last_message integer not null
+    last_message integer not null,
+    tools_finished integer not null,
+    largest_output_tokens text,
+    largest_output_basis text
 );
-create index conversation_navigation_room on conversation_navigation(room_id, number);
+create index conversation_sessions_room on conversation_sessions(room_id, session_number);
+create index conversation_sessions_shown on conversation_sessions(room_id, number);
 
 -- A body stands in `body`, or in the payload store: then its identity there is `payload_sha256`, `content_type`
 -- and `retention_class`.
@@ -127,12 +127,3 @@ create table conversation_observations(
 create index conversation_observations_session on conversation_observations(session_id, stream_id);
 create index conversation_observations_tool on conversation_observations(session_id, tool_call_id, invocation)
     where tool_call_id is not null;
-
--- What a session's next compaction will say of its tools. The largest output is a JSON number as text, exactly
--- as it was measured.
-create table conversation_tallies(
-    session_id text primary key,
-    tools_finished integer not null,
-    output_tokens text,
-    output_basis text
-);

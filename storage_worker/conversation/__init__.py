@@ -1,0 +1,79 @@
+"""The conversation store: rooms, sessions, an ordered event log, messages, observations and navigation.
+
+Written on the public store API: every operation is a handler that sees a `Transaction` and nothing else, takes one
+transaction, and may run again. A worker is told of it as `storage_worker.conversation:store`; a client calls
+`client.call(conversation.admit("session", "hello"))`. Importing this loads no SQLite.
+"""
+
+from .arrivals import admit, ingest_user
+from .errors import (
+    EventConflictError,
+    OutputIdentityCollisionError,
+    RoomNotFoundError,
+    RoomReadOnlyError,
+    SessionNotFoundError,
+)
+from .events import append, events, find
+from .ingest import ingest_output
+from .messages import messages
+from .navigation import navigation
+from .observations import observations
+from .records import (
+    Admitted,
+    Appended,
+    Body,
+    Event,
+    Ingested,
+    Message,
+    Navigation,
+    Observation,
+    Page,
+    PayloadRef,
+    Provenance,
+    Room,
+    Sender,
+    Session,
+)
+from .rooms import archive_room, create_room, resolve_room, rooms
+from .schema import store
+from .sessions import session, sessions, set_session_status, upsert_session
+
+__all__ = [
+    "Admitted",
+    "Appended",
+    "Body",
+    "Event",
+    "EventConflictError",
+    "Ingested",
+    "Message",
+    "Navigation",
+    "Observation",
+    "OutputIdentityCollisionError",
+    "Page",
+    "PayloadRef",
+    "Provenance",
+    "Room",
+    "RoomNotFoundError",
+    "RoomReadOnlyError",
+    "Sender",
+    "Session",
+    "SessionNotFoundError",
+    "admit",
+    "append",
+    "archive_room",
+    "create_room",
+    "events",
+    "find",
+    "ingest_output",
+    "ingest_user",
+    "messages",
+    "navigation",
+    "observations",
+    "resolve_room",
+    "rooms",
+    "session",
+    "sessions",
+    "set_session_status",
+    "store",
+    "upsert_session",
+]

@@ -1,0 +1,240 @@
+"""A user's messages: as they come in, and from history."""
+
+import msgspec
+
+from ..transaction import Transaction
+from .bounds import RETENTION_DEFAULT
+from .canonical import attributes_json, text_content
+from .errors import RoomReadOnlyError
+from .events import Draft, conflict, find_repeat, room_for, write_event
+from .identity import Arrival, Stored, event_key, take_fingerprint
+from .messages import MessageDraft, message_of, write_message
+from .navigation import advance
+from .records import (
+    Admitted,
+    Attributes,
+    Binding,
+    Body,
+    Label,
+    Name,
+    Number,
+    PayloadRef,
+    Preview,
+    Sender,
+    Time,
+)
+from .rooms import next_message_number, require_room
+from .schema import store
+from .sessions import touch
+from .vocabulary import COMPLETE, IDLE, RUNNING, USER_MESSAGE
+
+NOBODY = Sender()
+
+
+class UserMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A user's message as its caller gave it."""
+
+    session: str
+    text: Body
+    preview: str
+    actor: str
+    event_id: str | None
+    turn_id: str | None
+    client_transaction_id: str | None = None
+    role: str
+    sender: Sender
+    thread_root: int | None
+    attributes: Attributes | None
+    runtime_binding: str | None
+    retention_class: str
+    created_ms: int | None
+
+    def arrival(self) -> Arrival:
+        """Its content, to know it again."""
+        fields = {
+            "type": USER_MESSAGE,
+            "attributes": self.attributes or {},
+            "role": self.role,
+            "turn_id": self.turn_id,
+            "sender_label": self.sender.label,
+            "source": self.sender.source,
+            "agent_key": self.sender.agent_key,
+            "thread_root": self.thread_root,
+        }
+        if isinstance(self.text, PayloadRef):
+            return Arrival(fields, "text", self.text)
+        return Arrival(fields | {"text": self.text}, "text")
+
+
+def _store(tx: Transaction, message: UserMessage, room: str) -> Admitted:
+    """Store a message with its event, session and navigation, unless it is there already."""
+    arrival = message.arrival()
+    event_id = message.event_id or tx.new_id()
+    key = event_key(message.session, event_id)
+    draft = Draft(
+        session=message.session,
+        actor=message.actor,
+        type=USER_MESSAGE,
+        attributes=attributes_json(message.attributes),
+        content=text_content(message.text, message.preview),
+        retention_class=message.retention_class,
+        created_ms=tx.now_ms() if message.created_ms is None else message.created_ms,
+        event_id=event_id,
+        key=key,
+        fingerprint=take_fingerprint(arrival),
+        client_transaction_id=message.client_transaction_id,
+        aggregate_kind="message",
+        aggregate_id=f"m-{key}",
+    )
+    stored = find_repeat(tx, draft, room, arrival, message.event_id)
+    if stored is not None:
+        return _admitted_before(tx, stored)
+    return _write(tx, message, draft, room)
+
+
+def _write(tx: Transaction, message: UserMessage, draft: Draft, room: str) -> Admitted:
+    session, now, preview = message.session, draft.created_ms, draft.content.preview
+    message_id = f"m-{draft.key}"
+    place = advance(tx, session, room, now, messages=1, preview=preview, status=RUNNING)
+    number = next_message_number(tx, room)
+    stream_id = write_event(tx, draft, place, room)
+    written = MessageDraft(
+        session=session,
+        role=message.role,
+        turn_id=message.turn_id,
+        actor=message.actor,
+        sender=message.sender,
+        thread_root=message.thread_root,
+        status=COMPLETE,
+        content=draft.content,
+        retention_class=draft.retention_class,
+        created_ms=now,
+    )
+    write_message(tx, written, stream_id, message_id, place, room, number)
+    touch(
+        tx,
+        session,
+        place,
+        room,
+        now,
+        status=IDLE,
+        first_preview=preview,
+        runtime_binding=message.runtime_binding,
+    )
+    return Admitted(
+        stream_id, session, place.sequence, room, draft.event_id or "", now, True, message_id, number
+    )
+
+
+def _admitted_before(tx: Transaction, stored: Stored) -> Admitted:
+    found = message_of(tx, stored.stream_id)
+    if found is None:
+        raise conflict(stored, "event id")
+    message_id, number = found
+    return Admitted(
+        stored.stream_id,
+        stored.session,
+        stored.sequence,
+        stored.room,
+        stored.event_id or str(stored.stream_id),
+        stored.created_ms,
+        False,
+        message_id,
+        number,
+    )
+
+
+@store.write
+def admit(
+    tx: Transaction,
+    session: Name,
+    text: Body,
+    *,
+    room: Name | None = None,
+    actor: Label = "",
+    client_transaction_id: Name | None = None,
+    event_id: Name | None = None,
+    turn_id: Name | None = None,
+    role: Name = "user",
+    sender: Sender = NOBODY,
+    thread_root: Number | None = None,
+    attributes: Attributes | None = None,
+    runtime_binding: Binding | None = None,
+    preview: Preview = "",
+    retention_class: Name = RETENTION_DEFAULT,
+) -> Admitted:
+    """Take in a user's message: its event, session, message and navigation, in one transaction.
+
+    Arguments: `text`, at most 16 KiB or a reference, whose `preview` is given with it; `room`, else the session's,
+    else the default room; `client_transaction_id`, unique for the room and the actor, or `event_id`, unique in the
+    session, by which a repeat is known; `thread_root`, the number in the room of the message that its thread begins
+    with; `runtime_binding`, stored where the session has none. The session becomes `idle`, its navigation `running`.
+
+    A repeat returns the first message with `created` false. Raises `RoomNotFoundError`, `RoomReadOnlyError` where the
+    room is archived, also for a repeat, `EventConflictError` where a repeat has other content, and
+    `RequestTooLargeError` where text or attributes are over 16 KiB.
+    """
+    room_id = room_for(tx, session, room)
+    if require_room(tx, room_id).archived_ms is not None:
+        raise RoomReadOnlyError(
+            f"the room {room_id!r} is archived and takes no more messages", details={"room": room_id}
+        )
+    message = UserMessage(
+        session=session,
+        text=text,
+        preview=preview,
+        actor=actor,
+        event_id=event_id,
+        turn_id=turn_id,
+        client_transaction_id=client_transaction_id,
+        role=role,
+        sender=sender,
+        thread_root=thread_root,
+        attributes=attributes,
+        runtime_binding=runtime_binding,
+        retention_class=retention_class,
+        created_ms=None,
+    )
+    return _store(tx, message, room_id)
+
+
+@store.write
+def ingest_user(
+    tx: Transaction,
+    session: Name,
+    text: Body,
+    *,
+    event_id: Name | None = None,
+    room: Name | None = None,
+    actor: Label = "",
+    turn_id: Name | None = None,
+    role: Name = "user",
+    sender: Sender = NOBODY,
+    thread_root: Number | None = None,
+    attributes: Attributes | None = None,
+    runtime_binding: Binding | None = None,
+    preview: Preview = "",
+    retention_class: Name = RETENTION_DEFAULT,
+    created_ms: Time | None = None,
+) -> Admitted:
+    """Store a user's message from history, also in an archived room.
+
+    It is known again by its `event_id` in the session; without one it is stored each time. `created_ms` is when it
+    was said, in milliseconds since 1970 in UTC; now where it is not told. All else is as for `admit`.
+    """
+    message = UserMessage(
+        session=session,
+        text=text,
+        preview=preview,
+        actor=actor,
+        event_id=event_id,
+        turn_id=turn_id,
+        role=role,
+        sender=sender,
+        thread_root=thread_root,
+        attributes=attributes,
+        runtime_binding=runtime_binding,
+        retention_class=retention_class,
+        created_ms=created_ms,
+    )
+    return _store(tx, message, room_for(tx, session, room))

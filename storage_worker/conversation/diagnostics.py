@@ -1,0 +1,71 @@
+"""What is stored of a collision: everything that tells two outputs apart, and nothing of their content."""
+
+from typing import Any, NoReturn
+
+from ..transaction import Transaction
+from .bounds import RETENTION_DEFAULT
+from .canonical import NO_CONTENT, encode_json
+from .errors import OutputIdentityCollisionError
+from .events import Draft, find_by_key, write_event
+from .identity import Comparison, Stored, collision_key, reduced_provenance
+from .navigation import advance
+from .vocabulary import COLLISION
+
+
+def refuse_collision(
+    tx: Transaction, stored: Stored, comparison: Comparison, type_: str, provenance: str
+) -> NoReturn:
+    """Append the diagnostic of an output that came again with other content, and end the call with it.
+
+    The same collision again finds its diagnostic there. Always raises `OutputIdentityCollisionError`, and what was
+    written stays.
+    """
+    key = collision_key(stored.session, stored.stream_id, comparison.incoming)
+    found = find_by_key(tx, key)
+    stream_id = found.stream_id if found else _append(tx, stored, comparison, type_, provenance, key)
+    names = ", ".join(name for name, _ in comparison.differences)
+    error = OutputIdentityCollisionError(
+        f"an output of type {type_!r} came again under the identity of event {stored.stream_id} with other content"
+        f" in: {names or 'fields that are not known'}; the first one stays as it is",
+        details={
+            "stream_id": stored.stream_id,
+            "diagnostic_stream_id": stream_id,
+            "session": stored.session,
+            "fields": names,
+            "fields_cut": comparison.is_cut,
+        },
+    )
+    tx.fail(error, keep=True)
+
+
+def _append(
+    tx: Transaction, stored: Stored, comparison: Comparison, type_: str, provenance: str, key: str
+) -> int:
+    now = tx.now_ms()
+    told: dict[str, Any] = {
+        "stream_id": stored.stream_id,
+        "output_type": type_,
+        "fingerprint_version": comparison.version,
+        "stored": {
+            "fingerprint": comparison.stored,
+            "provenance": reduced_provenance(stored.provenance),
+        },
+        "incoming": {
+            "fingerprint": comparison.incoming,
+            "provenance": reduced_provenance(provenance),
+        },
+        "differences": [{"field": name, "change": change} for name, change in comparison.differences],
+        "differences_cut": comparison.is_cut,
+    }
+    place = advance(tx, stored.session, stored.room, now)
+    draft = Draft(
+        session=stored.session,
+        actor="",
+        type=COLLISION,
+        attributes=encode_json(told).decode(),
+        content=NO_CONTENT,
+        retention_class=RETENTION_DEFAULT,
+        created_ms=now,
+        key=key,
+    )
+    return write_event(tx, draft, place, stored.room)

@@ -1,0 +1,326 @@
+"""The event log: appended in one order for all sessions and one for each, and never changed."""
+
+from typing import Any, Final
+
+import msgspec
+
+from ..transaction import Transaction
+from . import payloads
+from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT, RETENTION_DEFAULT
+from .canonical import BODY_COLUMNS, NO_CONTENT, Content, attributes_json, body_of, text_content
+from .counters import next_number
+from .errors import EventConflictError
+from .identity import NO_FINGERPRINT, Arrival, Fingerprint, Stored, compare, event_key, take_fingerprint
+from .navigation import Place, advance, room_of
+from .pages import Listing
+from .records import (
+    Appended,
+    Attributes,
+    Body,
+    Cursor,
+    Event,
+    Label,
+    Name,
+    Page,
+    PageBytes,
+    PageRows,
+    PayloadRef,
+    Preview,
+    Time,
+)
+from .rooms import default_room, find_default_room, require_room
+from .schema import store
+from .sessions import touch
+
+_COLUMNS = (
+    "stream_id, session_id, sequence, room_id, actor, type, event_id, aggregate_kind, aggregate_id, version,"
+    f" client_transaction_id, idempotency_key, provenance, attributes, preview, created_ms, {BODY_COLUMNS}"
+)
+_TEXTS = (
+    "session_id, room_id, actor, type, event_id, aggregate_kind, aggregate_id, client_transaction_id,"
+    " provenance, attributes, preview, content_type, body"
+)
+_INSERT = (
+    "insert into conversation_events(stream_id, session_id, sequence, room_id, actor, type, event_id,"
+    " aggregate_kind, aggregate_id, version, client_transaction_id, idempotency_key, fingerprint,"
+    " fingerprint_version, field_digests, provenance, attributes, preview, created_ms,"
+    f" {BODY_COLUMNS})"
+    " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - of constants
+)
+_KNOWN = (
+    "select stream_id, session_id, sequence, room_id, event_id, created_ms, fingerprint, fingerprint_version,"
+    " field_digests, provenance from conversation_events where"
+)
+_BY_KEY = f"{_KNOWN} idempotency_key = ?"
+_OF_TRANSACTION = "room_id = ? and actor = ? and client_transaction_id = ?"
+_BY_TRANSACTION = f"{_KNOWN} {_OF_TRANSACTION}"
+_ONE = f"select {_COLUMNS} from conversation_events where stream_id = ?"  # noqa: S608 - of constants
+_FIND = f"select {_COLUMNS} from conversation_events where {_OF_TRANSACTION}"  # noqa: S608 - of constants
+
+
+def _event(
+    stream_id: int,
+    session: str,
+    sequence: int,
+    room: str,
+    actor: str,
+    type_: str,
+    event_id: str | None,
+    aggregate_kind: str,
+    aggregate_id: str,
+    version: int,
+    client_transaction_id: str | None,
+    idempotency_key: str | None,
+    provenance: str | None,
+    attributes: str,
+    preview: str,
+    created_ms: int,
+    content_type: str | None,
+    retention_class: str,
+    *body: Any,
+) -> Event:
+    return Event(
+        stream_id,
+        session,
+        sequence,
+        room,
+        actor,
+        type_,
+        event_id,
+        aggregate_kind,
+        aggregate_id,
+        version,
+        client_transaction_id,
+        idempotency_key,
+        provenance,
+        attributes,
+        content_type,
+        body_of(content_type, retention_class, *body),
+        preview,
+        retention_class,
+        created_ms,
+    )
+
+
+_ALL: Final = Listing("conversation_events", "stream_id", _COLUMNS, _TEXTS, _event)
+_OF_SESSION: Final = Listing("conversation_events", "sequence", _COLUMNS, _TEXTS, _event, "session_id")
+
+
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
+    """An event that is about to be appended: everything but its place."""
+
+    session: str
+    actor: str
+    type: str
+    attributes: str
+    content: Content
+    retention_class: str
+    created_ms: int
+    event_id: str | None = None
+    key: str | None = None
+    fingerprint: Fingerprint | None = None
+    client_transaction_id: str | None = None
+    aggregate_kind: str = "session"
+    aggregate_id: str | None = None
+    version: int = 1
+    provenance: str | None = None
+
+
+def write_event(tx: Transaction, draft: Draft, place: Place, room: str) -> int:
+    """Append an event at the place that was taken for it; its stream id."""
+    stream_id = next_number(tx, "events")
+    known = draft.fingerprint or NO_FINGERPRINT
+    tx.execute(
+        _INSERT,
+        (
+            stream_id,
+            draft.session,
+            place.sequence,
+            room,
+            draft.actor,
+            draft.type,
+            draft.event_id,
+            draft.aggregate_kind,
+            draft.session if draft.aggregate_id is None else draft.aggregate_id,
+            draft.version,
+            draft.client_transaction_id,
+            draft.key,
+            known.fingerprint,
+            known.version,
+            known.digests,
+            draft.provenance,
+            draft.attributes,
+            draft.content.preview,
+            draft.created_ms,
+            *draft.content.columns(draft.retention_class),
+        ),
+    )
+    if draft.content.ref is not None:
+        payloads.commit(tx, draft.content.ref)
+    return stream_id
+
+
+def read_event(tx: Transaction, stream_id: int) -> Event:
+    """The event with a stream id that is known to be there."""
+    return _event(*tx.query(_ONE, (stream_id,)).rows[0])
+
+
+def find_by_key(tx: Transaction, key: str) -> Stored | None:
+    """What is stored under an idempotency key."""
+    rows = tx.query(_BY_KEY, (key,)).rows
+    return Stored(*rows[0]) if rows else None
+
+
+def room_for(tx: Transaction, session: str, room: str | None) -> str:
+    """The room of an event: the one that is named, else its session's, else the default room.
+
+    Raises `RoomNotFoundError` where the named one does not exist.
+    """
+    if room is not None:
+        return require_room(tx, room).id
+    return room_of(tx, session) or default_room(tx).id
+
+
+def find_repeat(
+    tx: Transaction, draft: Draft, room: str, arrival: Arrival, event_id: str | None
+) -> Stored | None:
+    """The event that this one repeats, found by its client transaction, else by its event id where that was told.
+
+    Raises `EventConflictError` where that one has other content, or stands in another session.
+    """
+    stored = None
+    if draft.client_transaction_id is not None:
+        rows = tx.query(_BY_TRANSACTION, (room, draft.actor, draft.client_transaction_id)).rows
+        stored = Stored(*rows[0]) if rows else None
+    by = "client transaction"
+    if stored is None and event_id is not None and draft.key is not None:
+        by = "event id"
+        stored = find_by_key(tx, draft.key)
+    if stored is None:
+        return None
+    is_same = stored.session == draft.session and event_id in (None, stored.event_id)
+    if not is_same or not compare(stored, arrival).is_same:
+        raise conflict(stored, by)
+    return stored
+
+
+def conflict(stored: Stored, by: str) -> EventConflictError:
+    """The error of an event whose transaction or id is that of another one."""
+    return EventConflictError(
+        f"another event of the session {stored.session!r} has this {by} already, with other content",
+        details={"stream_id": stored.stream_id, "session": stored.session, "by": by},
+    )
+
+
+def appended(stored: Stored) -> Appended:
+    """Where an event stands that was there before."""
+    return Appended(
+        stored.stream_id,
+        stored.session,
+        stored.sequence,
+        stored.room,
+        stored.event_id or str(stored.stream_id),
+        stored.created_ms,
+        False,
+    )
+
+
+@store.write
+def append(
+    tx: Transaction,
+    session: Name,
+    event_type: Name,
+    attributes: Attributes | None = None,
+    body: Body | None = None,
+    *,
+    room: Name | None = None,
+    actor: Label = "",
+    client_transaction_id: Name | None = None,
+    event_id: Name | None = None,
+    aggregate_kind: Name = "session",
+    aggregate_id: Name | None = None,
+    version: Cursor = 1,
+    preview: Preview = "",
+    retention_class: Name = RETENTION_DEFAULT,
+    created_ms: Time | None = None,
+) -> Appended:
+    """Append one event.
+
+    A repeat, known by `room`, `actor` and `client_transaction_id`, else by `event_id` within its session, returns the
+    first one; with neither the event is stored each time. `body` is a text of at most 16 KiB or a reference, whose
+    `preview` is given with it; `aggregate_id` is the session where it is not told; `created_ms` is now.
+
+    Raises `EventConflictError` where a repeat has other content, `RoomNotFoundError`, `RequestTooLargeError` where
+    attributes or body are over 16 KiB.
+    """
+    room_id = room_for(tx, session, room)
+    content = NO_CONTENT if body is None else text_content(body, preview)
+    payload = body if isinstance(body, PayloadRef) else None
+    fields = {
+        "type": event_type,
+        "attributes": attributes or {},
+        "aggregate_kind": aggregate_kind,
+        "aggregate_id": aggregate_id,
+        "version": version,
+    }
+    if isinstance(body, str):
+        fields["body"] = body
+    arrival = Arrival(fields, "body", payload)
+    draft = Draft(
+        session=session,
+        actor=actor,
+        type=event_type,
+        attributes=attributes_json(attributes),
+        content=content,
+        retention_class=retention_class,
+        created_ms=tx.now_ms() if created_ms is None else created_ms,
+        event_id=event_id,
+        key=None if event_id is None else event_key(session, event_id),
+        fingerprint=take_fingerprint(arrival),
+        client_transaction_id=client_transaction_id,
+        aggregate_kind=aggregate_kind,
+        aggregate_id=aggregate_id,
+        version=version,
+    )
+    stored = find_repeat(tx, draft, room_id, arrival, event_id)
+    if stored is not None:
+        return appended(stored)
+    place = advance(tx, session, room_id, draft.created_ms)
+    stream_id = write_event(tx, draft, place, room_id)
+    touch(tx, session, place, room_id, draft.created_ms)
+    return Appended(
+        stream_id, session, place.sequence, room_id, event_id or str(stream_id), draft.created_ms, True
+    )
+
+
+@store.read
+def find(
+    tx: Transaction, client_transaction_id: Name, actor: Label = "", room: Name | None = None
+) -> Event | None:
+    """The event of a client transaction in a room, the default one where none is named; None where there is none."""
+    if room is None:
+        default = find_default_room(tx)
+        if default is None:
+            return None
+        room = default.id
+    rows = tx.query(_FIND, (room, actor, client_transaction_id)).rows
+    return _event(*rows[0]) if rows else None
+
+
+@store.read
+def events(
+    tx: Transaction,
+    session: Name | None = None,
+    after: Cursor = 0,
+    page_rows: PageRows = PAGE_ROWS_DEFAULT,
+    page_bytes: PageBytes = PAGE_BYTES_DEFAULT,
+    newest_first: bool = False,
+) -> Page[Event]:
+    """A page of events: of one session by their sequence, or of all by their stream id.
+
+    `after` is the last page's cursor, 0 for the first page; `page_bytes` bounds the page, which always has one
+    event where there is one.
+    """
+    if session is None:
+        return _ALL.page(tx, after, page_rows, page_bytes, newest_first=newest_first)
+    return _OF_SESSION.page(tx, after, page_rows, page_bytes, newest_first=newest_first, scope=(session,))

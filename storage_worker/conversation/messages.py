@@ -1,0 +1,149 @@
+"""Messages: what users and agents said, numbered in their room and in their session."""
+
+from typing import Any, Final
+
+import msgspec
+
+from ..protocol.errors import InvalidRequestError
+from ..transaction import Transaction
+from . import payloads
+from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
+from .canonical import BODY_COLUMNS, Content, body_of
+from .navigation import Place
+from .pages import Listing
+from .records import Cursor, Message, Name, Page, PageBytes, PageRows, Sender
+from .schema import store
+
+_COLUMNS = (
+    "stream_id, id, room_id, number, session_id, sequence, role, turn_id, actor, sender_label, source, agent_key,"
+    f" thread_root, status, preview, created_ms, {BODY_COLUMNS}"
+)
+_TEXTS = (
+    "id, room_id, session_id, role, turn_id, actor, sender_label, source, agent_key, status, preview,"
+    " content_type, body"
+)
+_INSERT = (
+    f"insert into conversation_messages({_COLUMNS})"  # noqa: S608 - of constants
+    " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_OF_EVENT = "select id, number from conversation_messages where stream_id = ?"
+
+
+def _message(
+    stream_id: int,
+    id_: str,
+    room: str,
+    number: int,
+    session: str,
+    sequence: int,
+    role: str,
+    turn_id: str | None,
+    actor: str,
+    sender_label: str,
+    source: str | None,
+    agent_key: str | None,
+    thread_root: int | None,
+    status: str,
+    preview: str,
+    created_ms: int,
+    content_type: str,
+    retention_class: str,
+    *body: Any,
+) -> Message:
+    return Message(
+        stream_id,
+        id_,
+        room,
+        number,
+        session,
+        sequence,
+        role,
+        turn_id,
+        actor,
+        sender_label,
+        source,
+        agent_key,
+        thread_root,
+        status,
+        content_type,
+        body_of(content_type, retention_class, *body) or "",
+        preview,
+        created_ms,
+    )
+
+
+_OF_SESSION: Final = Listing("conversation_messages", "sequence", _COLUMNS, _TEXTS, _message, "session_id")
+_OF_ROOM: Final = Listing("conversation_messages", "number", _COLUMNS, _TEXTS, _message, "room_id")
+
+
+class MessageDraft(msgspec.Struct, frozen=True, kw_only=True):
+    """A message that is about to be written: everything but its place."""
+
+    session: str
+    role: str
+    turn_id: str | None
+    actor: str
+    sender: Sender
+    thread_root: int | None
+    status: str
+    content: Content
+    retention_class: str
+    created_ms: int
+
+
+def write_message(
+    tx: Transaction, draft: MessageDraft, stream_id: int, id_: str, place: Place, room: str, number: int
+) -> None:
+    """Write the message of an event at the places that were taken for it in its session and its room."""
+    sender = draft.sender
+    tx.execute(
+        _INSERT,
+        (
+            stream_id,
+            id_,
+            room,
+            number,
+            draft.session,
+            place.message,
+            draft.role,
+            draft.turn_id,
+            draft.actor,
+            sender.label,
+            sender.source,
+            sender.agent_key,
+            draft.thread_root,
+            draft.status,
+            draft.content.preview,
+            draft.created_ms,
+            *draft.content.columns(draft.retention_class),
+        ),
+    )
+    if draft.content.ref is not None:
+        payloads.commit(tx, draft.content.ref)
+
+
+def message_of(tx: Transaction, stream_id: int) -> tuple[str, int] | None:
+    """The id and the number of the message of an event, or None where it has none."""
+    rows = tx.query(_OF_EVENT, (stream_id,)).rows
+    return (str(rows[0][0]), int(rows[0][1])) if rows else None
+
+
+@store.read
+def messages(
+    tx: Transaction,
+    session: Name | None = None,
+    room: Name | None = None,
+    after: Cursor = 0,
+    page_rows: PageRows = PAGE_ROWS_DEFAULT,
+    page_bytes: PageBytes = PAGE_BYTES_DEFAULT,
+    newest_first: bool = False,
+) -> Page[Message]:
+    """A page of messages, of a session by their sequence or of a room by their number; `after` is the last cursor.
+
+    Raises `InvalidRequestError` where not exactly one of session and room is named.
+    """
+    if session is not None and room is None:
+        return _OF_SESSION.page(tx, after, page_rows, page_bytes, newest_first=newest_first, scope=(session,))
+    if room is not None and session is None:
+        return _OF_ROOM.page(tx, after, page_rows, page_bytes, newest_first=newest_first, scope=(room,))
+    raise InvalidRequestError("messages are those of a session or of a room; name one of the two")

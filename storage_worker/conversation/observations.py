@@ -1,0 +1,119 @@
+"""Observations: what happened inside a turn beside its messages."""
+
+from typing import Any, Final
+
+from ..transaction import Transaction
+from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
+from .canonical import BODY_COLUMNS, body_of
+from .pages import Listing
+from .records import Cursor, Name, Observation, Page, PageBytes, PageRows
+from .schema import store
+from .vocabulary import PARTIAL, EventType, Fields, status_of, text_of
+
+_COLUMNS = (
+    "o.stream_id, o.id, o.session_id, o.kind, o.turn_id, o.tool_call_id, o.invocation, o.status, e.attributes,"
+    f" e.created_ms, {', '.join(f'e.{each.strip()}' for each in BODY_COLUMNS.split(','))}"
+)
+_INSERT = (
+    "insert into conversation_observations(stream_id, id, session_id, kind, turn_id, tool_call_id, invocation, status)"
+    " values (?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_LAST_CALL = (
+    "select invocation, status from conversation_observations"
+    " where session_id = ? and tool_call_id = ? and kind = 'tool_call' order by invocation desc, stream_id desc limit 1"
+)
+
+INVOCATION_MAX: Final = 2**53
+"""The largest ordinal that is believed: whole numbers are exact in every JSON up to this."""
+
+_OF_EVENT = "select id from conversation_observations where stream_id = ?"
+
+
+def _observation(
+    stream_id: int,
+    id_: str,
+    session: str,
+    kind: str,
+    turn_id: str | None,
+    tool_call_id: str | None,
+    invocation: int | None,
+    status: str,
+    attributes: str,
+    created_ms: int,
+    content_type: str | None,
+    retention_class: str,
+    *body: Any,
+) -> Observation:
+    return Observation(
+        stream_id,
+        id_,
+        session,
+        kind,
+        turn_id,
+        tool_call_id,
+        invocation,
+        status,
+        attributes,
+        content_type,
+        body_of(content_type, retention_class, *body),
+        created_ms,
+    )
+
+
+_OF_SESSION: Final = Listing(
+    "conversation_observations o join conversation_events e on e.stream_id = o.stream_id",
+    "o.stream_id",
+    _COLUMNS,
+    "o.id, o.session_id, o.kind, o.turn_id, o.tool_call_id, o.status, e.attributes, e.content_type, e.body",
+    _observation,
+    "o.session_id",
+)
+
+
+def write_observation(
+    tx: Transaction, stream_id: int, id_: str, session: str, kind: EventType, fields: Fields
+) -> None:
+    """Write the observation of an event."""
+    tool_call_id = text_of(fields, "tool_call_id")
+    status = status_of(kind.kind, fields)
+    invocation = None
+    if tool_call_id is not None:
+        invocation = _invocation(tx, session, kind.kind, tool_call_id, fields)
+    tx.execute(
+        _INSERT,
+        (stream_id, id_, session, kind.kind, text_of(fields, "turn_id"), tool_call_id, invocation, status),
+    )
+
+
+def _invocation(tx: Transaction, session: str, kind: str, tool_call_id: str, fields: Fields) -> int:
+    """Which call of this id it is: as the event says, else by order, since the same id comes again and again.
+
+    A call is a new one unless the last one's arguments were still incomplete; all else belongs to the last call.
+    """
+    told = fields.get("invocation")
+    if type(told) is int and 0 <= told <= INVOCATION_MAX:
+        return told
+    rows = tx.query(_LAST_CALL, (session, tool_call_id)).rows
+    if not rows:
+        return 1
+    last, status = rows[0]
+    return int(last) + 1 if kind == "tool_call" and status != PARTIAL else int(last)
+
+
+def observation_of(tx: Transaction, stream_id: int) -> str | None:
+    """The id of the observation of an event, or None."""
+    rows = tx.query(_OF_EVENT, (stream_id,)).rows
+    return str(rows[0][0]) if rows else None
+
+
+@store.read
+def observations(
+    tx: Transaction,
+    session: Name,
+    after: Cursor = 0,
+    page_rows: PageRows = PAGE_ROWS_DEFAULT,
+    page_bytes: PageBytes = PAGE_BYTES_DEFAULT,
+    newest_first: bool = False,
+) -> Page[Observation]:
+    """A page of a session's observations in their order; `after` is the last page's cursor."""
+    return _OF_SESSION.page(tx, after, page_rows, page_bytes, newest_first=newest_first, scope=(session,))

@@ -1,0 +1,34 @@
+"""Another program that has the database open: its own process, with Python's own SQLite."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_PROGRAM = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=30)
+connection.execute(sys.argv[2]).fetchall()
+for statement in sys.argv[3:]:
+    connection.execute(statement).fetchall()
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def foreign_process(database: Path, *statements: str) -> Iterator[None]:
+    """Run statements in another process, which keeps its transaction open until the block ends."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", _PROGRAM, str(database), *statements],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    with process, process.stdin, process.stdout:
+        assert process.stdout.readline() == b"holds\n"
+        yield
+        process.stdin.close()
+        assert process.wait() == 0
