@@ -8,7 +8,9 @@ import os
 from collections.abc import Iterable
 from typing import Any, Final
 
-from ..protocol.errors import InvalidRequestError, RequestTooLargeError, StorageError
+import msgspec
+
+from ..protocol.errors import InvalidRequestError, ProtocolError, RequestTooLargeError, StorageError
 from ..protocol.limits import Limits
 from ..protocol.operation import Call
 from ..protocol.statements import (
@@ -37,6 +39,7 @@ from ..protocol.statements import (
     Script,
     Statement,
 )
+from ..protocol.status import WorkerStatus
 from ..protocol.values import Parameters, check_parameters
 from .terms import check_key
 
@@ -106,6 +109,14 @@ def outcome(key: str, *, fence: bool, limits: Limits) -> Call[KnownOutcome]:
     """What became of the request with a key."""
     check_key(key, limits)
     return Call(OUTCOME, OutcomeQuestion(key, fence))
+
+
+def status_of(raw: msgspec.Raw) -> WorkerStatus:
+    """What a status call gave; `ProtocolError` where worker and client differ about it."""
+    try:
+        return msgspec.msgpack.decode(raw, type=WorkerStatus)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"the worker's status does not decode: {error}; the releases differ") from error
 
 
 def backup(target: str | os.PathLike[str]) -> Call[int]:

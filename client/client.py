@@ -5,10 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import NoReturn, Self, TypeVar
 
-import msgspec
-
 from ..protocol.envelope import Welcome
-from ..protocol.errors import ProtocolError
 from ..protocol.limits import Limits
 from ..protocol.operation import Call
 from ..protocol.statements import Finding, Health, KnownOutcome, Rows
@@ -219,13 +216,7 @@ class Client:
         """Everything the worker says about itself: queues, latencies, files, clients."""
         limits = self.limits
         terms = agree(limits, timeout, None, limits.result_bytes_max, retries)
-        raw = self._line.run(calls.STATUS_CALL, terms)
-        try:
-            return msgspec.msgpack.decode(raw, type=WorkerStatus)
-        except msgspec.MsgspecError as error:
-            raise ProtocolError(
-                f"the worker's status does not decode: {error}; the releases differ"
-            ) from error
+        return calls.status_of(self._line.run(calls.STATUS_CALL, terms))
 
     def health(self, *, timeout: float | None = None, retries: int | None = None) -> Health:
         """Whether the worker serves as it should, and why where it does not."""

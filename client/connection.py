@@ -7,44 +7,18 @@ import time
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-
-from ..protocol.envelope import (
-    CONNECTION_ID,
-    Cancel,
-    Failure,
-    FromWorker,
-    Goodbye,
-    OutgoingRequest,
-    Reply,
-    Welcome,
-    decode_from_worker,
-    encode,
-    error_of,
-)
-from ..protocol.errors import (
-    ForkedClientError,
-    InvalidRequestError,
-    Outcome,
-    ProtocolError,
-    RequestTooLargeError,
-    StorageError,
-)
-from ..protocol.framing import FrameReader, frame
-from ..protocol.limits import KIB, PROTOCOL_ENVELOPE_BYTES, READ_BYTES
+from ..protocol.envelope import Cancel, Failure, Goodbye, Reply, Welcome, decode_from_worker, encode
+from ..protocol.errors import ForkedClientError, StorageError
+from ..protocol.framing import frame
+from ..protocol.limits import READ_BYTES
 from ..protocol.operation import Call
-from ..protocol.session import Session, State
-from .endings import gone, late, lost
+from .endings import gone
+from .exchange import Exchange, frame_of, request_of, settled
 from .forks import tell_after_fork
 from .outgoing import BUFFER_BYTES, Outgoing
 from .readership import Readership
 from .terms import NS_PER_MS, Terms
 from .waiter import Waiter
-
-# A Failure must find room, however small the results are that a worker allows.
-_FRAME_BYTES_LEAST = 64 * KIB
-
-_ANSWERS = (Reply, Failure)
 
 
 class Connection:
@@ -63,17 +37,13 @@ class Connection:
         self.grace_ns = limits.reply_grace_ms * NS_PER_MS
         self._sock = sock
         self._poll = _poll_of(sock)
-        self._session = Session()
-        self._session.state = State.OPEN
-        self._frames = FrameReader(max(limits.result_bytes_max + PROTOCOL_ENVELOPE_BYTES, _FRAME_BYTES_LEAST))
+        self._exchange: Exchange[Waiter] = Exchange(limits)
+        self._waiting = self._exchange.waiting
         self._cause: StorageError | None = None
         self._retired = False
         self._owner = 0
         self._readers = Readership()
         self._outgoing = Outgoing(sock, self._readers)
-        self._last_id = CONNECTION_ID
-        self._waiting: dict[int, Waiter] = {}
-        self._abandoned: set[int] = set()
         tell_after_fork(self)
 
     def __del__(self) -> None:
@@ -173,24 +143,19 @@ class Connection:
     def answer_of(self, waiter: Waiter, call: Call[Any]) -> Reply | Failure:
         """The worker's answer after `wait`; raises why there is none, with what is known of the outcome."""
         answer = waiter.answer
-        if isinstance(answer, _ANSWERS):
-            return answer
-        # What was not written by its deadline reaches the worker after it, and is not begun then.
-        written = waiter.end <= self._outgoing.written
-        outcome: Outcome = "unknown" if written and call.operation.kind != "read" else "not_committed"
-        if answer is not None:
-            raise lost(answer, outcome, sent=written)
-        self.abandon(waiter)
-        raise late(call, outcome, self.limits, sent=written)
+        if answer is None:
+            self.abandon(waiter)
+        return settled(answer, call, self.limits, written=waiter.end <= self._outgoing.written)
 
     def abandon(self, waiter: Waiter) -> None:
         """Wait for a request no longer: it is cancelled, and its answer dropped if one still comes."""
         request_id = waiter.id
         if not request_id:
             return
-        self._abandoned.add(request_id)
+        abandoned = self._exchange.abandoned
+        abandoned[request_id] = waiter
         if self._waiting.pop(request_id, None) is None:
-            self._abandoned.discard(request_id)
+            abandoned.pop(request_id, None)
         elif self._cause is None:
             self._post(Cancel(request_id))
 
@@ -233,6 +198,12 @@ class Connection:
         self._break(gone("the client was closed"))
         self._tidy()
 
+    def hand_over(self) -> socket.socket:
+        """Give a connection that was not used yet, with nothing in flight, away as its socket."""
+        self.is_open = False
+        self._cause = gone("the connection was handed over")
+        return socket.socket(fileno=self._sock.detach())
+
     def after_fork(self) -> None:
         """Let go of the parent's socket without touching what it leads to."""
         self.is_open = False
@@ -248,35 +219,15 @@ class Connection:
 
     def _enter(self, waiter: Waiter, call: Call[Any], terms: Terms, transaction: int) -> bytes:
         """Register a request and encode its frame. Ids increase in the order in which frames are written."""
-        request_id = self._last_id + 1
-        name = call.operation.name
-        request = OutgoingRequest(
-            request_id,
-            name,
-            terms.deadline_ns,
-            terms.result_bytes,
-            terms.key,
-            transaction,
-            0,
-            call.arguments,
-        )
-        try:
-            body = encode(request)
-        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
-            raise InvalidRequestError(f"the arguments of {name} cannot be sent: {error}") from error
-        size, most = len(body), self.limits.request_bytes_max
-        if size > most:
-            raise RequestTooLargeError(
-                f"the request {name} of {size} bytes is over the limit of {most}",
-                details={"request_bytes": size, "request_bytes_max": most},
-            )
-        self._last_id = waiter.id = request_id
+        request_id = self._exchange.last_id + 1
+        data = frame_of(request_of(request_id, call, terms, transaction), self.limits)
+        self._exchange.last_id = waiter.id = request_id
         self._waiting[request_id] = waiter
         if self._cause is not None:
             # It broke before it could see this waiter.
             waiter.answer = self._cause
             self._waiting.pop(request_id, None)
-        return frame(body)
+        return data
 
     def _post(self, envelope: Cancel | Goodbye) -> None:
         try:
@@ -319,38 +270,19 @@ class Connection:
         except OSError as error:
             self._break_by(error)
             return
+        exchange = self._exchange
         if not data:
-            where = " in the middle of an answer" if self._frames.bytes_kept else ""
+            where = " in the middle of an answer" if exchange.frames.bytes_kept else ""
             self._break(gone(f"the worker closed the connection{where}"))
             return
         try:
-            for body in self._frames.feed(data):
-                self._take(decode_from_worker(body))
-            if self._frames.error is not None:
-                raise self._frames.error
+            for body in exchange.frames.feed(data):
+                if exchange.take(decode_from_worker(body)) is None:
+                    self.is_open = False  # the worker answers what it has and takes nothing new
+            if exchange.frames.error is not None:
+                raise exchange.frames.error
         except StorageError as error:
             self._break(error)
-
-    def _take(self, envelope: FromWorker) -> None:
-        if not isinstance(envelope, _ANSWERS):
-            self._session.from_worker(envelope)
-            self.is_open = False  # a Goodbye: the worker answers what it has and takes nothing new
-            return
-        request_id = envelope.id
-        waiter = self._waiting.get(request_id)
-        if waiter is not None:
-            waiter.finish(envelope)
-            if self._waiting.pop(request_id, None) is None:
-                self._abandoned.discard(request_id)
-        elif request_id in self._abandoned:
-            self._abandoned.discard(request_id)
-        elif isinstance(envelope, Failure) and request_id == CONNECTION_ID:
-            raise error_of(envelope)
-        else:
-            raise ProtocolError(
-                f"the worker answered request {request_id}, which is not in flight",
-                details={"request": request_id},
-            )
 
     def _leave(self) -> None:
         if self._cause is not None:

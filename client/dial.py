@@ -8,21 +8,11 @@ import time
 from contextlib import suppress
 from typing import Final, Protocol
 
-from ..protocol.envelope import (
-    PROTOCOL_VERSION,
-    Failure,
-    Hello,
-    Role,
-    Welcome,
-    decode_from_worker,
-    encode,
-    error_of,
-)
+from ..protocol.envelope import Role, Welcome
 from ..protocol.errors import InvalidRequestError, NotPermittedError, StorageError, WorkerUnavailableError
-from ..protocol.framing import FrameReader, frame
-from ..protocol.limits import DEFAULT_LIMITS, FRAME_HEADER_BYTES, KIB
-from ..protocol.session import Session, check_welcome
+from ..protocol.limits import DEFAULT_LIMITS
 from .connection import Connection
+from .handshake import HandShake, NotNowError
 from .outgoing import SEND_FLAGS
 from .retry import back_off_seconds
 from .terms import milliseconds_left, seconds_left
@@ -32,12 +22,8 @@ SCHEME: Final = "unix://"
 SOCKET_PATH_BYTES_MAX: Final = 107 if sys.platform == "linux" else 103
 """What `sun_path` holds beside its closing NUL."""
 
-_HANDSHAKE_BYTES_MAX: Final = 64 * KIB
+UNANSWERED: Final = "it did not answer the hand-shake in time"
 _RETRY_SECONDS_MAX: Final = 0.05
-
-
-class _NotNowError(Exception):
-    """An attempt failed for a reason that may pass: nobody listens, the backlog is full, the worker ends."""
 
 
 class Dialer(Protocol):
@@ -49,6 +35,7 @@ class Dialer(Protocol):
         Raises `WorkerUnavailableError` with outcome `not_committed` where there is none until then, and
         `ForkedClientError` where this process is a forked child that cannot be served.
         """
+        ...
 
 
 class AddressDialer:
@@ -63,7 +50,7 @@ class AddressDialer:
         self, address: str, role: Role = "write", grant: bytes = b"", name: str | None = None
     ) -> None:
         self.address = address
-        self.role = role
+        self.role: Role = role
         self.grant = grant
         self.name = _checked_name(name)
         self._path = socket_path(address)
@@ -80,59 +67,57 @@ class AddressDialer:
         failures = 0
         while True:
             try:
-                return self._try_once(deadline_ns)
-            except _NotNowError as error:
+                sock, shake = self.begin()
+                try:
+                    return sock, _finish(sock, shake, deadline_ns)
+                except BaseException:
+                    sock.close()
+                    raise
+            except (NotNowError, StorageError, OSError) as error:
                 failures += 1
-                wait = min(back_off_seconds(failures, DEFAULT_LIMITS), _RETRY_SECONDS_MAX)
-                if seconds_left(deadline_ns) <= wait:
-                    raise self._unavailable(str(error)) from error
-                time.sleep(wait)
-            except StorageError as error:
-                error.outcome = "not_committed"
-                raise
-            except OSError as error:
-                if error.errno is None:
-                    raise  # not the system's: raised by a signal's handler
-                raise self._unavailable(str(error)) from error
+                wait = self.seconds_before_next(error, failures, deadline_ns)
+            time.sleep(wait)
 
-    def _try_once(self, deadline_ns: int) -> tuple[socket.socket, Welcome]:
+    def begin(self) -> tuple[socket.socket, HandShake]:
+        """A connected non-blocking socket on which Hello was said, for the caller to go on with.
+
+        Raises `NotNowError` where nobody takes the connection at the moment, `NotPermittedError`, or the
+        system's error.
+        """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             sock.setblocking(False)
-            try:
-                sock.connect(self._path)
-            except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
-                raise _NotNowError(
-                    f"{error.strerror}; nobody listens, or too many connect at once"
-                ) from error
-            except PermissionError as error:
-                raise NotPermittedError(
-                    f"{self.address} is not open to this user: {error.strerror}"
-                ) from error
-            return sock, self._shake_hands(sock, deadline_ns)
+            sock.connect(self._path)
+            shake = HandShake(self.role, self.grant, self.name)
+            with suppress(ConnectionError):  # refused before the Hello: the reason is there to be read
+                sock.send(shake.hello, SEND_FLAGS)
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError) as error:
+            sock.close()
+            raise NotNowError(f"{error.strerror}; nobody listens, or too many connect at once") from error
+        except PermissionError as error:
+            sock.close()
+            raise NotPermittedError(f"{self.address} is not open to this user: {error.strerror}") from error
         except BaseException:
             sock.close()
             raise
+        return sock, shake
 
-    def _shake_hands(self, sock: socket.socket, deadline_ns: int) -> Welcome:
-        session = Session()
-        sent_ns = time.monotonic_ns()
-        hello = Hello(PROTOCOL_VERSION, self.name, os.getpid(), self.role, sent_ns, self.grant)
-        session.from_client(hello)
-        with suppress(ConnectionError):  # refused before the Hello: the reason is there to be read
-            sock.send(frame(encode(hello)), SEND_FLAGS)
-        answer = decode_from_worker(_read_frame(sock, deadline_ns))
-        received_ns = time.monotonic_ns()
-        session.from_worker(answer)
-        if isinstance(answer, Welcome):
-            check_welcome(answer, sent_ns, received_ns)
-            return answer
-        if isinstance(answer, Failure):
-            error = error_of(answer)
-            if not isinstance(error, WorkerUnavailableError):
-                raise error
-            raise _NotNowError(error.message) from error
-        raise _NotNowError("the worker is ending")
+    def seconds_before_next(self, error: Exception, failures: int, deadline_ns: int) -> float:
+        """Seconds to wait before the attempt after that number of failures, counted from 1.
+
+        `error` is why the last one failed; where another one makes no sense it is raised, as `dial` says.
+        """
+        if isinstance(error, StorageError):
+            error.outcome = "not_committed"
+            raise error
+        if isinstance(error, OSError):
+            if error.errno is None:
+                raise error  # not the system's: raised by a signal's handler
+            raise self._unavailable(str(error)) from error
+        wait = min(back_off_seconds(failures, DEFAULT_LIMITS), _RETRY_SECONDS_MAX)
+        if seconds_left(deadline_ns) <= wait:
+            raise self._unavailable(str(error)) from error
+        return wait
 
     def _unavailable(self, why: str) -> WorkerUnavailableError:
         return WorkerUnavailableError(
@@ -142,31 +127,23 @@ class AddressDialer:
         )
 
 
-def _read_frame(sock: socket.socket, limit_ns: int) -> bytes:
-    """One frame and not a byte more: what follows it is the connection's."""
-    frames = FrameReader(_HANDSHAKE_BYTES_MAX)
-    header = _read_exactly(sock, FRAME_HEADER_BYTES, limit_ns)
-    bodies = frames.feed(header)
-    if not bodies:
-        bodies = frames.feed(_read_exactly(sock, int.from_bytes(header, "big"), limit_ns))
-    return bodies[0]
-
-
-def _read_exactly(sock: socket.socket, count: int, limit_ns: int) -> bytes:
+def _finish(sock: socket.socket, shake: HandShake, limit_ns: int) -> Welcome:
     poller = select.poll()
     poller.register(sock, select.POLLIN)
-    found = b""
-    while len(found) < count:
+    while True:
         if not poller.poll(milliseconds_left(limit_ns)):
-            raise _NotNowError("it did not answer the hand-shake in time")
-        try:
-            data = sock.recv(count - len(found))
-        except ConnectionError as error:
-            raise _NotNowError(f"the worker ended during the hand-shake: {error.strerror}") from error
-        if not data:
-            raise _NotNowError("the worker ended during the hand-shake")
-        found += data
-    return found
+            raise NotNowError(UNANSWERED)
+        welcome = shake.feed(received(sock, shake.wanted))
+        if welcome is not None:
+            return welcome
+
+
+def received(sock: socket.socket, count: int) -> bytes:
+    """At most that many bytes of a hand-shake, b"" at its end; `NotNowError` where the connection was lost."""
+    try:
+        return sock.recv(count)
+    except ConnectionError as error:
+        raise NotNowError(f"the worker ended during the hand-shake: {error.strerror}") from error
 
 
 def socket_path(address: str) -> str:

@@ -47,3 +47,10 @@ def called_inside() -> InvalidRequestError:
     return InvalidRequestError(
         "a signal's handler or a finalizer used the client in the middle of another call of its thread"
     )
+
+
+def other_loop() -> InvalidRequestError:
+    """The error of an asynchronous client in another event loop, or thread, than the one that it serves."""
+    return InvalidRequestError(
+        "an asynchronous client belongs to the event loop that used it first; make one for each loop"
+    )

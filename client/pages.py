@@ -34,26 +34,36 @@ class Pages:
         self._parameters = parameters
         self._limits = limits
         self._sql = sql.rstrip().rstrip(";")
+        self._last: list[Value] = []
+        self.are_over = False
 
     def read(self, run: Run) -> Iterator[Rows]:
         """The pages, each read by `run` when it is asked for."""
-        last: list[Value] = []
-        while True:
-            page = self._next(run, last)
-            if page.rows:
-                last = self._last_key(page)
-                yield page
-            if len(page.rows) < self._rows:
-                return
-
-    def _next(self, run: Run, last: list[Value]) -> Rows:
-        while True:
+        while not self.are_over:
             try:
-                return run(self._call(last))
-            except ResultTooLargeError:
-                if self._rows == 1:
-                    raise
-                self._rows //= 2
+                page = run(self.next_call())
+            except ResultTooLargeError as error:
+                self.shrink(error)
+            else:
+                if self.take(page):
+                    yield page
+
+    def next_call(self) -> Call[Rows]:
+        """The read of the next page."""
+        return self._call(self._last)
+
+    def take(self, page: Rows) -> bool:
+        """Note what was read; whether it is a page, and not just the end."""
+        self.are_over = len(page.rows) < self._rows
+        if page.rows:
+            self._last = self._last_key(page)
+        return bool(page.rows)
+
+    def shrink(self, error: ResultTooLargeError) -> None:
+        """Ask for fewer rows from now on; raises `error` where that cannot be."""
+        if self._rows == 1:
+            raise error
+        self._rows //= 2
 
     def _call(self, last: list[Value]) -> Call[Rows]:
         # Qualified, since SQLite takes a quoted name that is no column for a text. On a line of its own,

@@ -5,13 +5,16 @@ import importlib
 import os
 import socket
 from types import TracebackType
-from typing import Any, NoReturn, Self, final
+from typing import TYPE_CHECKING, Any, NoReturn, Self, final
 
 from ..protocol.envelope import Role, Welcome
 from .client import Client
 from .connection import Connection
 from .dial import AddressDialer
 from .forks import tell_after_fork
+
+if TYPE_CHECKING:
+    from .aio import AsyncClient
 
 _PROCESS_LIBRARIES = ("multiprocessing", "multiprocess")
 
@@ -95,6 +98,20 @@ class Pipe:
         except IndexError:
             return Client(self._dialer)
         return Client(self._dialer, Connection(sock, self.welcome))
+
+    async def connect_async(self) -> "AsyncClient":
+        """A client for the running event loop; else as `connect`."""
+        # Programs without an event loop do not load one.
+        from .aio import AsyncClient  # noqa: PLC0415
+        from .aio_connection import AsyncConnection  # noqa: PLC0415
+        from .aio_dial import AsyncAddressDialer  # noqa: PLC0415
+
+        dialer = AsyncAddressDialer(self._dialer)
+        try:
+            sock = self._own.pop()
+        except IndexError:
+            return AsyncClient(dialer)
+        return AsyncClient(dialer, AsyncConnection(sock, self.welcome))
 
     def close(self) -> None:
         """Close this process's end. A client made by `connect` is not touched."""

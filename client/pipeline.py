@@ -5,21 +5,26 @@ from collections import deque
 from collections.abc import Iterable
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar, cast
+from typing import Any, Final, Generic, Self, TypeVar
 
-from ..protocol.envelope import Failure, Reply, error_of
-from ..protocol.errors import (
-    DeadlineExceededError,
-    InvalidRequestError,
-    RequestCancelledError,
-    StorageError,
-)
+from ..protocol.envelope import Reply
+from ..protocol.errors import DeadlineExceededError, StorageError
 from ..protocol.operation import Call
 from ..protocol.statements import Rows
 from ..protocol.values import Parameters
 from . import calls
 from .connection import Connection
 from .line import Line
+from .pipelined import (
+    WRITES_PER_WINDOW,
+    CallEnd,
+    Failures,
+    checked_window,
+    ended,
+    left_early,
+    no_result_yet,
+    no_room,
+)
 from .terms import NS_PER_SECOND, Terms, agree
 from .waiter import Waiter
 
@@ -27,14 +32,11 @@ R = TypeVar("R")
 
 _NEVER_NS: Final = 2**63
 
-_WRITES_PER_WINDOW: Final = 4
-"""A part of a window is written while the worker still has the others to do."""
-
 
 class PipelineFuture(Waiter, Generic[R]):
     """The result of one pipelined call, once it is there; for the thread that uses the pipeline."""
 
-    __slots__ = ("_call", "_connection", "_error", "_is_over", "_is_told", "_pipeline", "_terms", "_value")
+    __slots__ = ("_call", "_connection", "_end", "_pipeline", "_terms")
 
     def __init__(self, pipeline: "Pipeline", call: Call[R], terms: Terms) -> None:
         super().__init__()
@@ -42,14 +44,11 @@ class PipelineFuture(Waiter, Generic[R]):
         self._call = call
         self._terms = terms
         self._connection: Connection | None = None
-        self._is_over = False
-        self._is_told = False
-        self._value: Any = None
-        self._error: StorageError | None = None
+        self._end: CallEnd[R] | None = None
 
     def done(self) -> bool:
         """Whether `result` would return or raise at once."""
-        return self._is_over or self.wait(0)
+        return self._end is not None or self.wait(0)
 
     def result(self, timeout: float | None = None) -> R:
         """The call's result; raises its error.
@@ -57,27 +56,16 @@ class PipelineFuture(Waiter, Generic[R]):
         `timeout` is how many seconds to wait at most, beside the call's own deadline. Where they are over
         first, the `DeadlineExceededError` has the outcome `unknown`, and the call goes on.
         """
-        if not self._is_over:
+        end = self._end
+        if end is None:
             until_ns = _NEVER_NS
             if timeout is not None:
                 until_ns = time.monotonic_ns() + int((timeout + 0.0) * NS_PER_SECOND)
             if not self.wait(until_ns):
-                raise DeadlineExceededError(
-                    f"no result within {timeout} s; the call goes on",
-                    outcome="unknown",
-                    details={"stage": "wait"},
-                )
+                raise no_result_yet(timeout)
             self._pipeline.end_lost()
-            self.conclude()
-        if self._error is not None:
-            self._is_told = True
-            raise self._error
-        return cast(R, self._value)
-
-    @property
-    def has_untold_error(self) -> bool:
-        """Whether it ended with an error that `result` has not raised."""
-        return self._error is not None and not self._is_told
+            end = self.conclude()
+        return end.tell()
 
     @property
     def is_lost(self) -> bool:
@@ -117,36 +105,26 @@ class PipelineFuture(Waiter, Generic[R]):
                 raise
         return self.answer is not None or until_ns >= limit_ns
 
-    def conclude(self) -> None:
+    def conclude(self) -> CallEnd[R]:
         """Take what the wait ended with; a call whose worker was lost is sent again where that is safe."""
-        if self._is_over:
-            return
-        self._is_over = True
-        try:
-            answer = self._sent_on().answer_of(self, self._call)
-        except StorageError as error:
-            self._send_again(error)
-            return
-        if isinstance(answer, Failure):
-            self._error = error_of(answer)
-            return
-        try:
-            self._value = self._call.operation.decode_result(answer.result)
-        except StorageError as error:
-            self._error = error
+        if self._end is None:
+            try:
+                self._end = CallEnd.of(self._call, self._sent_on().answer_of(self, self._call))
+            except StorageError as error:
+                self._end = self._sent_again(error)
+        return self._end
 
     def abandon(self) -> None:
         """Cancel the call."""
-        if not self._is_over:
-            self._is_over = True
-            self._error = RequestCancelledError("the pipeline was left before its answer", outcome="unknown")
+        if self._end is None:
+            self._end = CallEnd(error=left_early("unknown"))
             self._sent_on().abandon(self)
 
-    def _send_again(self, why: StorageError) -> None:
+    def _sent_again(self, why: StorageError) -> CallEnd[R]:
         try:
-            self._value = self._pipeline.line.run(self._call, self._terms, why)
+            return CallEnd(self._pipeline.line.run(self._call, self._terms, why))
         except StorageError as error:
-            self._error = error
+            return CallEnd(error=error)
 
     def _sent_on(self) -> Connection:
         assert self._connection is not None, "a future is made by sending its call"
@@ -174,19 +152,13 @@ class Pipeline:
 
     def __init__(self, line: Line, window: int | None) -> None:
         limits = line.limits
-        size = limits.pipeline_window if window is None else window
-        if type(size) is not int or not 1 <= size <= limits.client_requests_max:
-            raise InvalidRequestError(
-                f"a pipeline's window of {window!r}; it takes 1 to {limits.client_requests_max}",
-                details={"client_requests_max": limits.client_requests_max},
-            )
         self.line = line
-        self._window = size
-        self._write_every = max(1, size // _WRITES_PER_WINDOW)
+        self._window = checked_window(window, limits)
+        self._write_every = max(1, self._window // WRITES_PER_WINDOW)
         # With one more request of any size the worker still has room for what it counts beside the frames.
         self._bytes_max = (limits.client_bytes_max - limits.request_bytes_max) * 3 // 4
         self._in_flight: deque[PipelineFuture[Any]] = deque()
-        self._failed: list[PipelineFuture[Any]] = []
+        self._failures = Failures(self._window)
         self._bytes = 0
         self._unwritten = 0
         self._is_closed = False
@@ -210,9 +182,7 @@ class Pipeline:
             self._in_flight[0].wait(_NEVER_NS)
             self._shift()
         if error is None:
-            for future in self._failed:
-                if future.has_untold_error:
-                    future.result()
+            self._failures.tell()
 
     def execute(
         self,
@@ -276,7 +246,7 @@ class Pipeline:
         self, call: Call[R], timeout: float | None, key: str | None, result_bytes: int | None
     ) -> PipelineFuture[R]:
         if self._is_closed:
-            raise InvalidRequestError("the pipeline's block has ended")
+            raise ended()
         terms = agree(self.line.limits, timeout, key, result_bytes)
         if len(self._in_flight) >= self._window or self._bytes > self._bytes_max:
             self._make_room(terms.deadline_ns)
@@ -303,10 +273,7 @@ class Pipeline:
         self._unwritten = 0
         while len(in_flight) >= self._window or self._bytes > self._bytes_max:
             if not in_flight[0].wait(deadline_ns):
-                raise DeadlineExceededError(
-                    "the deadline passed while the pipeline's window was full; nothing was sent",
-                    details={"stage": "window"},
-                )
+                raise no_room()
             self._shift()
             while in_flight and in_flight[0].answer is not None:
                 self._shift()
@@ -317,10 +284,4 @@ class Pipeline:
         self._bytes -= future.size
         if type(future.answer) is Reply:
             return  # decoded when its result is asked for
-        future.conclude()
-        if future.has_untold_error:
-            if len(self._failed) >= self._window:
-                self._failed = [failed for failed in self._failed if failed.has_untold_error]
-            # Enough to have the first one in the end, however many fail.
-            if len(self._failed) < self._window:
-                self._failed.append(future)
+        self._failures.note(future.conclude())

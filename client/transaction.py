@@ -4,17 +4,14 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Self, TypeVar
 
-from ..protocol.envelope import Failure, Reply, error_of
 from ..protocol.errors import (
     InvalidRequestError,
-    Outcome,
     StorageError,
     TransactionExpiredError,
     WorkerUnavailableError,
 )
-from ..protocol.limits import Limits
 from ..protocol.operation import Call
 from ..protocol.statements import Rows
 from ..protocol.values import Parameters
@@ -22,12 +19,10 @@ from . import calls
 from .connection import Connection
 from .line import Line
 from .retry import Attempts
-from .terms import Terms, agree, check_key
+from .terms import Terms, agree
+from .transaction_state import ROLLBACK_SECONDS, TransactionState
 
 R = TypeVar("R")
-
-_ROLLBACK_SECONDS: Final = 1.0
-"""How long an orderly rollback may take; after it the connection is closed, which rolls back too."""
 
 
 class InteractiveTransaction:
@@ -47,25 +42,19 @@ class InteractiveTransaction:
         self, line: Line, lease: float | None, timeout: float | None, request_key: str | None
     ) -> None:
         self._line = line
-        self._begin = calls.begin(_lease_ms(lease, line.limits))
+        self._state = TransactionState(line.limits, lease, request_key)
         self._timeout = timeout
-        if request_key is not None:
-            check_key(request_key, line.limits)
-        self._key = request_key
         self._connection: Connection | None = None
-        self._number = 0
-        self._savepoints = 0
-        self._ended_by = ""
 
     def __enter__(self) -> Self:
         if self._connection is not None:
             raise InvalidRequestError("a transaction is begun once; make another one")
         terms = agree(self._line.limits, self._timeout)
-        attempts = Attempts(self._begin, terms, self._line.limits)
+        attempts = Attempts(self._state.begin, terms, self._line.limits)
         while True:
             connection = self._line.reserve(terms.deadline_ns)
             try:
-                self._number = self._begin_on(connection, terms)
+                self._begin_on(connection, terms)
             except StorageError as error:
                 self._line.give_back(connection)
                 error.outcome = "not_committed"
@@ -86,8 +75,8 @@ class InteractiveTransaction:
     ) -> None:
         connection = self._begun()
         try:
-            if error is None and self._ended_by not in {"committed", "rolled back"}:
-                self.commit(request_key=self._key)
+            if error is None and self._state.wants_commit:
+                self.commit(request_key=self._state.key)
         finally:
             try:
                 self._leave(connection)
@@ -134,8 +123,7 @@ class InteractiveTransaction:
     @contextmanager
     def savepoint(self) -> Iterator[None]:
         """A part that an exception undoes alone: `with tx.savepoint(): ...`. They nest."""
-        self._savepoints += 1
-        name = f"s{self._savepoints}"
+        name = self._state.next_savepoint()
         self._run(calls.savepoint("open", name))
         try:
             yield
@@ -150,36 +138,35 @@ class InteractiveTransaction:
         With a request key a commit whose worker was lost is looked up, and reported as it went; without
         one the `WorkerUnavailableError` has the outcome `unknown`.
         """
-        connection = self._alive()
+        connection, state = self._alive(), self._state
         terms = agree(self._line.limits, timeout, request_key, None, 0)
         try:
             self._send(connection, calls.COMMIT_CALL, terms)
         except WorkerUnavailableError as error:
-            if "sent" not in error.details:
-                raise
-            self._ended_by = "rolled back when its connection was lost"
-            if error.outcome == "not_committed":
-                raise self._over() from error
-            if request_key is None or not self._was_committed(request_key, terms, error):
-                raise
-        self._ended_by = "committed"
+            key = state.lost_commit(error, request_key)
+            try:
+                question = calls.outcome(key, fence=False, limits=self._line.limits)
+                known = self._line.run(question, Terms(terms.deadline_ns))
+            except StorageError:
+                raise error from None
+            state.looked_up(known, error)
+        else:
+            state.ended_by = "committed"
 
     def rollback(self, *, timeout: float | None = None) -> None:
         """Undo everything now, before the end of the block."""
         self._run(calls.ROLLBACK_CALL, timeout)
-        self._ended_by = "rolled back"
+        self._state.ended_by = "rolled back"
 
-    def _begin_on(self, connection: Connection, terms: Terms) -> int:
+    def _begin_on(self, connection: Connection, terms: Terms) -> None:
         try:
-            answer = connection.request(self._begin, terms)
+            answer = connection.request(self._state.begin, terms)
         except StorageError:
             # A grant that comes late would keep the writer until its lease ends.
             connection.close()
             raise
         assert answer is not None, "the connection is this thread's"
-        if isinstance(answer, Failure):
-            raise error_of(answer)
-        return self._begin.operation.decode_result(answer.result)
+        self._state.begun(answer)
 
     def _run(self, call: Call[R], timeout: float | None = None, result_bytes: int | None = None) -> R:
         connection = self._alive()
@@ -187,49 +174,30 @@ class InteractiveTransaction:
         try:
             return self._send(connection, call, terms)
         except WorkerUnavailableError as error:
-            if "sent" not in error.details:
-                raise
-            self._ended_by = "rolled back when its connection was lost"
-            raise self._over() from error
+            self._state.lost(error)
 
     def _send(self, connection: Connection, call: Call[R], terms: Terms) -> R:
-        answer = connection.request(call, terms, self._number)
+        answer = connection.request(call, terms, self._state.number)
         assert answer is not None, "requests with a transaction's number are always taken"
-        if isinstance(answer, Reply):
-            return call.operation.decode_result(answer.result)
-        error = error_of(answer)
-        if isinstance(error, TransactionExpiredError) or error.details.get("transaction_ended"):
-            self._ended_by = "ended by the worker"
-        raise error
-
-    def _was_committed(self, key: str, terms: Terms, error: StorageError) -> bool:
-        """Whether a commit under that key took effect; raises where it did not, or where nobody answers."""
-        question = calls.outcome(key, fence=False, limits=self._line.limits)
-        try:
-            known = self._line.run(question, Terms(terms.deadline_ns))
-        except StorageError:
-            return False
-        if not known.committed:
-            raise self._over() from error
-        return True
+        return self._state.result_of(call, answer)
 
     def _undo(self, name: str) -> None:
         """Roll a savepoint back; without certainty of that nothing of the transaction may be committed."""
-        if self._ended_by:
+        if self._state.ended_by:
             return
         try:
-            self._run(calls.savepoint("rollback", name), _ROLLBACK_SECONDS)
-            self._run(calls.savepoint("release", name), _ROLLBACK_SECONDS)
+            self._run(calls.savepoint("rollback", name), ROLLBACK_SECONDS)
+            self._run(calls.savepoint("release", name), ROLLBACK_SECONDS)
         except StorageError:
             self._begun().close()
-            self._ended_by = "rolled back since a savepoint could not be"
+            self._state.ended_by = "rolled back since a savepoint could not be"
 
     def _leave(self, connection: Connection) -> None:
         """See to it that the transaction is over."""
-        if self._ended_by:
+        if self._state.ended_by:
             return
         try:
-            self.rollback(timeout=_ROLLBACK_SECONDS)
+            self.rollback(timeout=ROLLBACK_SECONDS)
         except TransactionExpiredError:
             return
         except BaseException as error:
@@ -244,27 +212,5 @@ class InteractiveTransaction:
 
     def _alive(self) -> Connection:
         connection = self._begun()
-        if self._ended_by:
-            raise self._over()
+        self._state.check()
         return connection
-
-    def _over(self) -> TransactionExpiredError:
-        outcome: Outcome = "committed" if self._ended_by == "committed" else "not_committed"
-        return TransactionExpiredError(
-            f"the interactive transaction was {self._ended_by}; begin a new one", outcome=outcome
-        )
-
-
-def _lease_ms(lease: float | None, limits: Limits) -> int:
-    if lease is None:
-        return 0
-    try:
-        length = int((lease + 0.0) * 1000)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise InvalidRequestError(f"the lease {lease!r} is no number of seconds") from error
-    if not 1 <= length <= limits.lease_ms_max:
-        raise InvalidRequestError(
-            f"a lease of {lease} s; it takes 0.001 to {limits.lease_ms_max / 1000:g}",
-            details={"lease_ms_max": limits.lease_ms_max},
-        )
-    return length

@@ -35,6 +35,11 @@ class FrameReader:
         """Bytes of an unfinished frame, its header included."""
         return len(self._kept)
 
+    @property
+    def bytes_missing(self) -> int:
+        """Bytes that may follow without going beyond the unfinished frame, or the next one's header."""
+        return (self._wanted if self._kept else _HEADER) - len(self._kept)
+
     def feed(self, data: bytes) -> list[bytes]:
         """Take the next bytes of the stream; return the bodies of all frames they complete.
 

@@ -5,7 +5,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeVar
 import msgspec
 
 from .errors import InvalidRequestError, ProtocolError
-from .nesting import check_depth, is_open
+from .nesting import check_depth, is_open, may_be_deep
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -58,7 +58,7 @@ class Operation(Generic[P, R]):
             arguments = self._decode_arguments(raw)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise InvalidRequestError(f"the arguments of {self.name} do not decode: {error}") from error
-        if self._open:
+        if self._open and may_be_deep(bytes(raw), depth_max):
             check_depth(arguments, depth_max)
         return arguments
 

@@ -21,6 +21,7 @@ from typing import Annotated
 import msgspec
 import psutil
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -141,7 +142,7 @@ def main(
         Figure(f"resident with {clients:,} idle clients", memory[1], CLIENTS_MIB_GOAL, "MiB"),
         Figure(f"growth over {writes:,} writes", growth, GROWTH_MIB_GOAL, "MiB"),
     ]
-    table = Table("figure", "value", "goal", "")
+    table = Table("figure", "value", "goal", "", box=SIMPLE_HEAD)
     for figure in figures:
         table.add_row(
             figure.name,

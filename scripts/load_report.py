@@ -146,7 +146,7 @@ def draw(
     # Drawing takes as long to load as a short test to run; only who asks for a picture pays for it.
     from matplotlib.figure import Figure  # noqa: PLC0415
 
-    figure = Figure(figsize=(12, 5), layout="tight")
+    figure = Figure(figsize=(12, 5.5), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(3, 2))
     figure.suptitle(title)
     _draw_latencies(left, latencies_ms)
@@ -179,7 +179,7 @@ def _draw_latencies(axes: Any, latencies_ms: Mapping[str, Sequence[float]]) -> N
             1.005, share, name, transform=axes.get_yaxis_transform(), va="center", fontsize=8, color="#777777"
         )
     axes.grid(visible=True, axis="x", color="#eeeeee")
-    axes.legend(loc="upper right", facecolor="white", edgecolor="none", framealpha=1.0)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.12), ncols=2, frameon=False)
     axes.set_title("Latency", loc="left")
 
 

@@ -230,7 +230,7 @@ def main(
         for (kind, count), found in runs.items()
     ]
     how = f"{depth} deep, " if wanted == "pipelined" else ""
-    title = f"{wanted}, {how}durability {level}, {rounds} rounds of {seconds:g} s"
+    title = f"{wanted}, {how}durability {level}, rounds: {rounds} of {seconds:g} s"
     print_report(console, title, measured)
     if json is not None:
         write_json(json, {"title": title, "measured": measured, "ratios": ratios(measured)})

@@ -1,8 +1,12 @@
 """SQLite, safe and fast for programs that run as several processes.
 
 One worker process owns the only write connection; every other process is a client. A host starts a worker
-with `StorageWorker`, any process finds or starts the shared one of a database with `connect`.
+with `StorageWorker`, any process finds or starts the shared one of a database with `connect`, or with
+`connect_async` for an event loop.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from .client import Client, InteractiveTransaction, Pipe, Pipeline, PipelineFuture
 from .launch import StorageWorker, connect
@@ -42,8 +46,36 @@ from .store import Store, StoreOperation
 from .transaction import Transaction
 from .version import VERSION as __version__
 
+if TYPE_CHECKING:
+    from .client.aio import AsyncClient
+    from .client.aio_pipeline import AsyncPipeline, AsyncPipelineFuture
+    from .client.aio_transaction import AsyncInteractiveTransaction
+    from .launch_async import connect_async
+
+_AT_FIRST_USE = {
+    "AsyncClient": "client.aio",
+    "AsyncInteractiveTransaction": "client.aio_transaction",
+    "AsyncPipeline": "client.aio_pipeline",
+    "AsyncPipelineFuture": "client.aio_pipeline",
+    "connect_async": "launch_async",
+}
+"""Where the names are that bring asyncio with them, which takes longer to load than all the rest."""
+
+
+def __getattr__(name: str) -> Any:
+    module = _AT_FIRST_USE.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f".{module}", __name__), name)
+    return found
+
+
 __all__ = [
     "AlreadyOwnedError",
+    "AsyncClient",
+    "AsyncInteractiveTransaction",
+    "AsyncPipeline",
+    "AsyncPipelineFuture",
     "BusyError",
     "Call",
     "Client",
@@ -87,4 +119,5 @@ __all__ = [
     "WorkerUnavailableError",
     "__version__",
     "connect",
+    "connect_async",
 ]

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from .admission import Lane
 from .database.connection import Backup, Database
 from .database.opening import OPTIMIZE_AT_OPEN
 from .execution import decode, fail, succeed
@@ -13,7 +14,7 @@ from .peer import Job
 from .protocol.errors import DatabasePathError, OverloadedError, StorageError
 from .protocol.limits import Limits
 from .protocol.status import BackgroundTask
-from .watch import cancelled, deadline_exceeded, stopped
+from .watch import stopped
 from .writer import Writer
 
 log = logging.getLogger(__name__)
@@ -162,9 +163,10 @@ class Optimize:
         return self._due_ns
 
     def run_slice(self, until_ns: int) -> list[Job]:
-        """One run; SQLite itself bounds the rows it analyses."""
-        self._due_ns = until_ns + OPTIMIZE_EVERY_NS
+        """One run; SQLite itself bounds the rows it analyses. One that fails is repeated soon."""
+        self._due_ns = until_ns + TRIM_EVERY_NS
         self._writer.database.own(OPTIMIZE_AT_OPEN)
+        self._due_ns = until_ns + OPTIMIZE_EVERY_NS
         self.status.done_units += 1
         return []
 
@@ -174,64 +176,77 @@ class Optimize:
 
 
 class CopyDatabase:
-    """A backup that a client asked for; its request is answered when the copy is whole."""
+    """A backup that a client asked for; its request is answered when the copy is whole.
+
+    Meanwhile the request stands in the lane `copies`, where its deadline, a cancel or the end of its
+    connection finds it.
+    """
 
     def __init__(
-        self, job: Job, writer: Writer, open_copy: Callable[[str], Database], limits: Limits
+        self, job: Job, writer: Writer, copies: Lane, open_copy: Callable[[str], Database], limits: Limits
     ) -> None:
         self._job = job
+        self._copies = copies
         self._limits = limits
         self.ended = False
         self._path = _checked_target(str(decode(job, limits).target), writer.database.path)
         self._target = open_copy(self._path)
         self._backup: Backup = self._target.backup_from(writer.database)
         self.status = BackgroundTask(name="backup", state="waiting")
+        copies.add(job)
 
     def due_ns(self) -> int:
         """At once until it is done."""
         return 0 if self.ended else 1
 
     def run_slice(self, until_ns: int) -> list[Job]:
-        """Copy some pages."""
+        """Copy some pages, unless its client had another answer meanwhile."""
+        if self._job.answered:
+            self._end(keep=False)
+            return []
         try:
-            if self._job.cancelled or self._job.peer.closed:
-                raise cancelled()
-            if time.monotonic_ns() >= self._job.deadline_ns:
-                raise deadline_exceeded("execution")
             whole = self._backup.step(BACKUP_PAGES)
             while not whole and time.monotonic_ns() < until_ns:
                 whole = self._backup.step(BACKUP_PAGES)
-            left, total = self._backup.pages
-            self.status.done_units, self.status.total_units = total - left, total
-            if not whole:
-                return []
-            succeed(self._job, total)
         except StorageError as error:
-            fail(self._job, error, self._limits, "not_committed")
-        self._end()
+            return self._fail(error)
+        left, total = self._backup.pages
+        self.status.done_units, self.status.total_units = total - left, total
+        if not whole:
+            return []
+        still_wanted = self._copies.remove(self._job)
+        self._end(keep=still_wanted)
+        if not still_wanted:
+            return []
+        succeed(self._job, total)
         return [self._job]
 
     def abandon(self) -> list[Job]:
         """Remove what is there of the copy."""
-        if self.ended:
+        return [] if self.ended else self._fail(stopped())
+
+    def _fail(self, error: StorageError) -> list[Job]:
+        still_wanted = self._copies.remove(self._job)
+        self._end(keep=False)
+        if not still_wanted:
             return []
-        fail(self._job, stopped(), self._limits)
-        self._end()
+        fail(self._job, error, self._limits, "not_committed")
         return [self._job]
 
-    def _end(self) -> None:
+    def _end(self, *, keep: bool) -> None:
         self.ended = True
         self._backup.finish()
         self._target.close()
-        if self._job.code:
-            # What is not a whole copy must not lie about as one.
-            for suffix in ("", *SIDE_SUFFIXES):
-                try:
-                    os.unlink(self._path + suffix)
-                except FileNotFoundError:
-                    continue
-                except OSError as error:
-                    log.warning("a part of a copy stays behind at %s: %s", self._path + suffix, error)
+        if keep:
+            return
+        # What is not a whole copy must not lie about as one.
+        for suffix in ("", *SIDE_SUFFIXES):
+            try:
+                os.unlink(self._path + suffix)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                log.warning("a part of a copy stays behind at %s: %s", self._path + suffix, error)
 
 
 def _checked_target(path: str, database_path: str) -> str:

@@ -40,6 +40,7 @@ class Checkpoints:
         # A worker that was killed may have left a WAL of any size.
         self._idle_ns = time.monotonic_ns() + limits.wal_idle_ms * 1_000_000
         self._pinned_since_ns = 0
+        self._failed_hold_ns = 0
         self._disk_checked_ns = 0
         self._checkpointed_ns = 0
         self.refuse: StorageError | None = None
@@ -69,7 +70,12 @@ class Checkpoints:
         self._checkpoint("passive")
         if frames > self._next_hold_frames:
             self._next_hold_frames = frames + self._limits.wal_live_frames_max
-            self._hold_reads(self._start_over)
+            if not self._has_long_read():
+                self._hold_reads(self._start_over)
+
+    def _has_long_read(self) -> bool:
+        """Whether a read outlasted a hold: it may go on for long, and it is no use to hold all others for it."""
+        return any(watch.started_ns <= self._failed_hold_ns for watch in self._readers.busy())
 
     def _checkpoint(self, mode: CheckpointMode) -> bool:
         """Whether the whole WAL is in the database now, and empty where the mode says so."""
@@ -104,6 +110,8 @@ class Checkpoints:
         started = time.monotonic_ns()
         status = self._readers.status
         self._readers.hold(started + self._limits.wal_hold_ms_max * 1_000_000)
+        if self._readers.busy():
+            self._failed_hold_ns = started
         try:
             work()
         finally:
@@ -117,7 +125,7 @@ class Checkpoints:
 
     def truncate(self) -> None:
         """Empty the WAL file; where a reader is in it, that is tried again later."""
-        if self.status.live_frames > self._limits.wal_live_frames_max:
+        if self.status.live_frames > self._limits.wal_live_frames_max and not self._has_long_read():
             self._hold_reads(self._empty)
         else:
             self._empty()
@@ -184,5 +192,5 @@ class Checkpoints:
         for watch in sorted(self._readers.busy(), key=lambda watch: watch.started_ns):
             job = watch.job
             if job is not None and watch.started_ns < (self._pinned_since_ns or NEVER_NS):
-                return f"{job.served.name} of client {job.peer.name} (pid {job.peer.pid})"
+                return f"{job.served.name} of client {job.peer.name!r} (pid {job.peer.pid})"
         return "a process outside of the worker"

@@ -1,5 +1,6 @@
 """Running one request's handler, for the writer and the readers alike."""
 
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from .protocol.errors import (
     OperationFailedError,
     Outcome,
     StorageError,
+    StorageFullError,
     result_too_large,
 )
 from .protocol.framing import frame
@@ -20,6 +22,8 @@ from .protocol.operation import Operation
 from .protocol.status import Histogram
 from .transaction import KeptFailure, Transaction
 
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
 _decode_failure = msgspec.msgpack.Decoder(Failure).decode
 
 Run = Callable[[Transaction, Any], Any]
@@ -27,11 +31,16 @@ Run = Callable[[Transaction, Any], Any]
 
 
 class Served:
-    """An operation as the worker serves it: what runs it, and its figures."""
+    """An operation as the worker serves it: what runs it, and its figures.
+
+    `plain` ones run one statement of a client. Nothing of a `keyless` one is in the database by itself, so
+    that no receipt could tell of it.
+    """
 
     __slots__ = (
         "admin",
         "failed",
+        "keyless",
         "kind",
         "latency_us",
         "name",
@@ -42,7 +51,9 @@ class Served:
         "succeeded",
     )
 
-    def __init__(self, operation: Operation[..., Any], run: Run, *, plain: bool = False) -> None:
+    def __init__(
+        self, operation: Operation[..., Any], run: Run, *, plain: bool = False, keyless: bool = False
+    ) -> None:
         self.operation = operation
         self.name = operation.name
         self.kind = operation.kind
@@ -50,6 +61,7 @@ class Served:
         self.admin = operation.admin
         self.run = run
         self.plain = plain
+        self.keyless = keyless
         self.succeeded = 0
         self.failed = 0
         self.latency_us = Histogram()
@@ -98,9 +110,7 @@ def fail(job: Job, error: StorageError, limits: Limits, outcome: Outcome | None 
     return failure
 
 
-def _failure(
-    job: Job, error: StorageError, limits: Limits, outcome: Outcome | None
-) -> tuple[Failure, bytes]:
+def _failure(job: Job, error: StorageError, limits: Limits, outcome: Outcome | None) -> tuple[Failure, bytes]:
     failure = failure_of(job.id, error, limits.message_chars_max)
     if outcome is not None:
         failure.outcome = outcome
@@ -121,6 +131,8 @@ def as_typed(error: BaseException, name: str) -> StorageError:
     if isinstance(error, UnicodeEncodeError):
         return InvalidRequestError(f"{name}: a text holds a lone surrogate: {error}")
     kind = type(error).__name__
+    if isinstance(error, OSError) and error.errno in _NO_SPACE:
+        return StorageFullError(f"{name} failed: {error}; free some space and repeat")
     return OperationFailedError(
         f"{name} failed: {kind}: {_text_of(error)}", details={"exception": kind, "operation": name}
     )

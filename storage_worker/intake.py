@@ -71,6 +71,8 @@ class Intake:
         self.held = Lane()
         """Reads that wait for writes which their clients sent before them."""
         self.lanes: list[Lane] = [self.writes, self.reads, self.held]
+        self.copies = Lane()
+        """Copies that are being made: whoever takes one out answers it."""
         self.operations: dict[str, Served] = {}
         self.errors: dict[str, int] = {}
         self.draining = ""
@@ -83,22 +85,33 @@ class Intake:
 
     def turn(self, until_ns: int) -> None:
         """Wait for the pipes until then, at the most, and serve what is ready."""
-        earliest = min([lane.earliest_ns for lane in self.lanes])
-        self.pipes.turn(min(until_ns, earliest))
+        self.pipes.turn(min(until_ns, self._earliest_ns()))
         now = time.monotonic_ns()
-        finished = large = 0
-        while self._finished:
-            job = self._finished.popleft()
-            large += len(job.frame) > LARGE_ANSWER_BYTES
-            self._answer(job, now)
-            finished += 1
-        self.admission.served(finished, now)
-        for job in expired(self.lanes, now):
-            self._expire(job, now)
+        large = self._take_finished(now) if self._finished else 0
+        if now >= self._earliest_ns():
+            self._expire(now)
         self.pipes.look_at_time(now)
         self.pipes.flush()
         if large:
             self._sent.release(large)
+
+    def _earliest_ns(self) -> int:
+        """The first deadline of what waits, or one before it."""
+        earliest = self.copies.earliest_ns
+        for lane in self.lanes:
+            earliest = min(earliest, lane.earliest_ns)
+        return earliest
+
+    def _take_finished(self, now_ns: int) -> int:
+        """Answer what the reader threads have handed in; how many of the answers are large."""
+        finished = large = 0
+        while self._finished:
+            job = self._finished.popleft()
+            large += len(job.frame) > LARGE_ANSWER_BYTES
+            self._answer(job, now_ns)
+            finished += 1
+        self.admission.served(finished, now_ns)
+        return large
 
     def hand_in(self, job: Job) -> None:
         """Take a request that a reader thread has finished; from any thread.
@@ -111,15 +124,21 @@ class Intake:
         if len(job.frame) > LARGE_ANSWER_BYTES:
             self._sent.acquire(timeout=SENT_SECONDS_MAX)
 
-    def _expire(self, job: Job, now_ns: int) -> None:
-        if job.served.kind == "write" and self._gate.writer_is_blocked():
-            error: StorageError = BusyError(
-                "another process holds SQLite's lock and did not let go before the deadline; repeat, or end it"
-            )
-        else:
-            error = deadline_exceeded("waiting")
-        fail(job, error, self._limits)
-        self._answer(job, now_ns)
+    def _expire(self, now_ns: int) -> None:
+        """Answer what has waited beyond its deadline."""
+        blocked = self._gate.writer_is_blocked()
+        for job in expired(self.lanes, now_ns):
+            if job.served.kind == "write" and blocked:
+                error: StorageError = BusyError(
+                    "another process holds SQLite's lock and did not let go before the deadline; repeat, or end it"
+                )
+            else:
+                error = deadline_exceeded("waiting")
+            fail(job, error, self._limits)
+            self._answer(job, now_ns)
+        for job in expired([self.copies], now_ns):
+            fail(job, deadline_exceeded("execution"), self._limits)
+            self._answer(job, now_ns)
 
     # What clients say
 
@@ -130,7 +149,8 @@ class Intake:
             envelope = decode_from_client(body)
         except ProtocolError as error:
             request_id = request_id_of(body)
-            if request_id is None or state is not State.OPEN or request_id <= peer.last_id:
+            may_ask = state is State.OPEN or state is State.DRAINING
+            if request_id is None or not may_ask or request_id <= peer.last_id:
                 raise
             peer.last_id = request_id
             self.refuse(
@@ -166,7 +186,7 @@ class Intake:
         job = peer.jobs.get(request_id)
         if job is None:
             return
-        if not any(lane.remove(job) for lane in self.lanes):
+        if not self._take_out(job):
             job.cancelled = True
             return
         fail(job, cancelled(), self._limits)
@@ -207,6 +227,8 @@ class Intake:
             if refusal is not None:
                 raise refusal
             if request.key is not None:
+                if served.keyless:
+                    raise InvalidRequestError(f"{served.name} takes no request key: there is nothing to repeat of it")
                 job.key = checked_key(request.key, self._limits.request_key_bytes_max)
         return job
 
@@ -324,11 +346,15 @@ class Intake:
         """A connection was closed: what waits of it is dropped, what runs of it is cancelled."""
         now = time.monotonic_ns()
         for job in list(peer.jobs.values()):
-            if any(lane.remove(job) for lane in self.lanes):
+            if self._take_out(job):
                 job.code = RequestCancelledError.code
                 self._answer(job, now)
             else:
                 job.cancelled = True
+
+    def _take_out(self, job: Job) -> bool:
+        """Take a request from wherever it waits; false where an executor has it."""
+        return any(lane.remove(job) for lane in (*self.lanes, self.copies))
 
     def pause(self, peer: Peer) -> None:
         """Run nothing more of a client: it leaves too many replies unread."""
@@ -366,7 +392,7 @@ class Intake:
         now = time.monotonic_ns()
         for peer in list(self.pipes.peers.values()):
             for job in list(peer.jobs.values()):
-                waited = any(lane.remove(job) for lane in self.lanes)
+                waited = self._take_out(job)
                 # A write may be in the middle of its COMMIT.
                 outcome: Outcome = "not_committed" if waited or job.served.kind == "read" else "unknown"
                 fail(job, WorkerUnavailableError(f"{why}; it had not answered this request yet"), self._limits, outcome)

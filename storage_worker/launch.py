@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, Self, TypeVar, get_args
 
 from .address import SCHEME, socket_address
 from .client.client import Client
@@ -23,6 +23,9 @@ from .shipping import ship
 from .startup import Startup, grant_for
 from .store import Store
 from .supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from .client.aio import AsyncClient
 
 Durability = Literal["full", "normal"]
 
@@ -146,6 +149,18 @@ class StorageWorker:
         deadline_ns = deadline_after(timeout, self._limits)
         return Client(dialer, dialer.dial(deadline_ns))
 
+    async def connect_async(
+        self, role: Role = "write", *, name: str | None = None, timeout: float | None = None
+    ) -> "AsyncClient":
+        """An asynchronous client for the running event loop; arguments and errors as of `connect`."""
+        # Programs without an event loop do not load one.
+        from .client.aio import AsyncClient  # noqa: PLC0415
+        from .dialers_async import AsyncOwnDialer  # noqa: PLC0415
+
+        dialer = AsyncOwnDialer(self._supervisor, self._dialer(role, name))
+        deadline_ns = deadline_after(timeout, self._limits)
+        return AsyncClient(dialer, await dialer.dial(deadline_ns))
+
     def pipe(self, role: Role = "write", *, name: str | None = None, timeout: float | None = None) -> Pipe:
         """A connection for a child process, with its hand-shake done and that role, to be handed over.
 
@@ -214,17 +229,26 @@ def connect(
     `DatabasePathError` where no worker can serve the path, `WorkerUnavailableError` where none answers in
     time, and the error of a worker that cannot start, as `StorageWorker.start` does.
     """
+    dialer = dialer_of(path_or_address, role, name, stores, durability)
+    return Client(dialer, dialer.dial(deadline_after(timeout, DEFAULT_LIMITS)))
+
+
+def dialer_of(
+    path_or_address: str | os.PathLike[str],
+    role: Role,
+    name: str | None,
+    stores: Sequence[Store | str],
+    durability: Durability,
+) -> AddressDialer | PathDialer:
+    """How a worker is reached by its address, or by the path of its database; errors as of `connect`."""
     check_platform()
     if role == "admin":
         raise NotPermittedError("by path or address a client gets `write` at the most; ask the worker's host")
     check_role(role, ("read", "write"))
-    dialer: AddressDialer | PathDialer
     if isinstance(path_or_address, str) and path_or_address.startswith(SCHEME):
-        dialer = AddressDialer(path_or_address, role, b"", name)
-    else:
-        startup = startup_of(path_or_address, stores, durability, DEFAULT_LIMITS, sql=True)
-        dialer = PathDialer(startup, role, name)
-    return Client(dialer, dialer.dial(deadline_after(timeout, DEFAULT_LIMITS)))
+        return AddressDialer(path_or_address, role, b"", name)
+    startup = startup_of(path_or_address, stores, durability, DEFAULT_LIMITS, sql=True)
+    return PathDialer(startup, role, name)
 
 
 def find(

@@ -25,7 +25,7 @@ def served_operations(
     found = [
         Served(own.OUTCOME, _outcome(writer)),
         Served(own.CHECK, _check),
-        Served(own.BACKUP, _never),
+        Served(own.BACKUP, _never, keyless=True),
         *(Served(operation, _never) for operation in CONTROL),
     ]
     if sql:
@@ -35,7 +35,7 @@ def served_operations(
             Served(own.QUERY, handlers[own.QUERY.name], plain=True),
             Served(own.BATCH, handlers[own.BATCH.name]),
             Served(own.SCRIPT, _script(writer)),
-            Served(own.BEGIN, _never),
+            Served(own.BEGIN, _never, keyless=True),
             *(Served(operation, _outside) for operation in TRANSACTION_STEPS),
         ]
     found += [Served(operation, operation.run) for operation in Stores(stores).operations.values()]

@@ -133,7 +133,7 @@ class Pipes:
             del self._pending[peer]
             bodies = peer.bodies
             self._take(peer, [bodies.popleft() for _ in range(min(len(bodies), VISIT_FRAMES))])
-            if bodies:
+            if bodies and not peer.paused:
                 self._pending[peer] = None
 
     def wake(self) -> None:
@@ -194,7 +194,7 @@ class Pipes:
                 self.refuse_connection(peer, ProtocolError("the hand-shake did not end in time"))
         for peer in list(self._stuck):
             if now_ns >= peer.unread_since_ns + limits.unread_ms_max * 1_000_000:
-                log.warning("client %s (pid %d) does not read its replies: dropped", peer.name, peer.pid)
+                log.warning("client %r (pid %d) does not read its replies: dropped", peer.name, peer.pid)
                 self.drop(peer)
 
     # Connections
@@ -349,6 +349,8 @@ class Pipes:
             self._want(peer, _READ)
         if peer.paused and not too_much:
             self._conversation.resume(peer)
+            if peer.bodies:
+                self._pending[peer] = None
 
     def _want(self, peer: Peer, events: int) -> None:
         if events == peer.events:

@@ -102,6 +102,17 @@ class Readers:
         for thread in self._threads:
             thread.start()
 
+    def _run_here(self, job: Job, key: int, now_ns: int) -> bool:
+        """Run a quick read on the calling thread; false where it overran and must run elsewhere."""
+        limit_ns = self._limits.quick_read_us_max * 1000
+        answered = self._here.run(job, now_ns, now_ns + limit_ns)
+        if time.monotonic_ns() - now_ns > limit_ns:
+            with self._lock:
+                self._quick.pop(key, None)
+        if answered:
+            self.status.quick_reads += 1
+        return answered
+
     def run_quick(self, until_ns: int) -> list[Job]:
         """On the serving thread: run waiting reads that proved quick, hand on the others; the answered ones."""
         done: list[Job] = []
@@ -116,18 +127,13 @@ class Readers:
                 self.pooled.add(job)
                 self._wanted.set()
                 continue
-            answered = self._here.run(job, now, now + limits.quick_read_us_max * 1000)
-            started, now = now, time.monotonic_ns()
-            if now - started > limits.quick_read_us_max * 1000:
-                with self._lock:
-                    self._quick.pop(key, None)
-            if answered:
-                self.status.quick_reads += 1
+            if self._run_here(job, key, now):
                 done.append(job)
                 size += len(job.frame)
             else:
                 self.pooled.put_back([job])
                 self._wanted.set()
+            now = time.monotonic_ns()
         return done
 
     def offer(self) -> None:
@@ -191,6 +197,8 @@ class Readers:
             log.exception("a read of %s failed outside of its handler", job.served.name)
             fail(job, as_typed(error, job.served.name), self._limits)
         self._note(job, (time.monotonic_ns() - started) // 1000)
+        # They may be fifty times as large as they came; the answer may wait long for a busy serving thread.
+        job.arguments = None
         self._finished(job)
 
     def _note(self, job: Job, took_us: int) -> None:

@@ -15,7 +15,7 @@ from .database.files import OpenFiles
 from .database.opening import quick_check
 from .execution import fail
 from .peer import Job
-from .protocol.errors import StorageCorruptError, StorageError, WorkerUnavailableError
+from .protocol.errors import StorageCorruptError, StorageError, StorageFullError, WorkerUnavailableError
 from .protocol.limits import Limits
 from .watch import FatalError
 
@@ -36,6 +36,8 @@ class Recovery:
         self._writer = writer
         self._reopen = reopen
         self._limits = limits
+        self.fence_owed = False
+        """A COMMIT has failed and there is no space yet for the fence that must follow it."""
 
     def commit_failed(self, group: list[Job], error: StorageError) -> list[Job]:
         """Answer the requests of a transaction whose COMMIT failed."""
@@ -43,14 +45,15 @@ class Recovery:
         writer.status.failed_commits += 1
         writer.database.rollback()
         writer.receipts.settle(committed=False)
-        if not self._fence():
-            unknown = WorkerUnavailableError(
-                f"a COMMIT failed and could not be settled ({error.message}); a request key tells its outcome later",
-                outcome="unknown",
-            )
-            for job in group:
-                fail(job, unknown, self._limits)
-            raise FatalError(f"a COMMIT failed and no later one succeeded: {error.message}", group) from error
+        try:
+            self._fence()
+        except StorageFullError as full:
+            self.fence_owed = True
+            self._fail_unknown(group, full, StorageFullError)
+            return group
+        except StorageError as failed:
+            self._fail_unknown(group, error, WorkerUnavailableError)
+            raise FatalError(f"a COMMIT failed, and so did its fence: {failed.message}", group) from error
         for job in group:
             fail(job, error, self._limits, "not_committed")
         try:
@@ -60,6 +63,25 @@ class Recovery:
             raise
         return group
 
+    def _fail_unknown(self, group: list[Job], error: StorageError, kind: type[StorageError]) -> None:
+        unknown = kind(
+            f"a COMMIT failed and could not be settled ({error.message}); a request key tells its outcome later",
+            outcome="unknown",
+            details=error.details,
+        )
+        for job in group:
+            fail(job, unknown, self._limits)
+
+    def pay_fence(self) -> None:
+        """Commit the fence that is owed; `StorageFullError` where there is still no space for it."""
+        try:
+            self._fence()
+        except StorageFullError:
+            raise
+        except StorageError as error:
+            raise FatalError(f"the fence after a failed COMMIT failed: {error.message}", []) from error
+        self.fence_owed = False
+
     def after(self, error: StorageError) -> None:
         """After an I/O error or corruption: a fence, a fresh connection, and for corruption a check of the file.
 
@@ -68,8 +90,13 @@ class Recovery:
         if not is_disk_fault(error):
             return
         corrupt = isinstance(error, StorageCorruptError)
-        if not corrupt and not self._fence():
-            raise FatalError(f"an I/O error does not go away: {error.message}", [])
+        if not corrupt:
+            try:
+                self._fence()
+            except StorageFullError:
+                self.fence_owed = True
+            except StorageError as again:
+                raise FatalError(f"an I/O error does not go away: {again.message}", []) from again
         writer = self._writer
         writer.status.reopened += 1
         try:
@@ -86,8 +113,8 @@ class Recovery:
             log.critical("writes are refused from now on: %s", damage)
             writer.refuse = damage
 
-    def _fence(self) -> bool:
-        """Commit a small transaction at full durability on the same WAL; whether that succeeded.
+    def _fence(self) -> None:
+        """Commit a small transaction at full durability on the same WAL; its error where that fails for long.
 
         An unsynced frame may come back to life at recovery; the fence's frames take its place.
         """
@@ -95,18 +122,38 @@ class Recovery:
         level = database.own("pragma synchronous")[0][0]
         database.own("pragma synchronous=full")
         end = time.monotonic() + self._limits.fence_ms_max / 1000
-        while True:
+        try:
+            while not self._try_fence(last=time.monotonic() >= end):
+                time.sleep(self._limits.busy_retry_ms_max / 1000)
+        finally:
+            database.own(f"pragma synchronous={level}")
+
+    def _try_fence(self, *, last: bool) -> bool:
+        database = self._writer.database
+        for makes_room in (True, False):
             try:
                 database.begin()
                 database.own(FENCE)
                 database.commit()
-                break
+            except StorageFullError:
+                database.rollback()
+                if not makes_room:
+                    raise
+                self._make_room()
             except StorageError as error:
                 log.warning("a fence failed: %s", error)
                 database.rollback()
-            if time.monotonic() >= end:
+                if last:
+                    raise
                 return False
-            time.sleep(self._limits.busy_retry_ms_max / 1000)
-        database.own(f"pragma synchronous={level}")
+            else:
+                break
         self._writer.status.fences += 1
         return True
+
+    def _make_room(self) -> None:
+        """Move what the WAL holds into the database, so that it can be written again from its start."""
+        try:
+            self._writer.database.checkpoint("passive")
+        except StorageError as error:
+            log.warning("no checkpoint makes room for a fence: %s", error.message)

@@ -69,7 +69,7 @@ class Migrating:
 
     def statements(self, sql: str) -> list[str]:
         """Split a text of several statements."""
-        return self._database.statements(sql)
+        return list(self._database.statements(sql))
 
     def applied_migrations(self, store: str) -> list[AppliedMigration]:
         """The records of one store."""

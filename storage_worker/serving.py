@@ -261,7 +261,7 @@ class Serving:
             job = watch.job
             if job is not None and now_ns > job.deadline_ns + overrun_ns:
                 log.critical(
-                    "%s of client %s (pid %d) did not return %d ms after its deadline: the worker ends",
+                    "%s of client %r (pid %d) did not return %d ms after its deadline: the worker ends",
                     job.served.name,
                     job.peer.name,
                     job.peer.pid,

@@ -48,6 +48,8 @@ class Reporter:
         refusal = serving.writer.refuse or serving.checkpoints.refuse
         if refusal is not None:
             reasons.append(f"writes are refused: {refusal.message}")
+        if serving.writer.recovery.fence_owed:
+            reasons.append("a COMMIT failed for want of space, and there is none yet for its fence")
         if serving.writer.blocked:
             reasons.append("another process holds SQLite's lock")
         reasons += [

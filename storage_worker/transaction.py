@@ -23,6 +23,10 @@ class Statements(Protocol):
         """Run one guarded statement to its end; with `reads_only` one that would change something is refused."""
         ...
 
+    def check_time(self) -> None:
+        """End the request, by an error of its own, where its time is over."""
+        ...
+
     @property
     def intact(self) -> bool:
         """Whether the transaction is still open after an error, and no statement took effect by half."""
@@ -55,7 +59,15 @@ class Transaction:
     the database, goes through `after_commit`.
     """
 
-    __slots__ = ("_calls", "_calls_max", "_reads", "_result_bytes_max", "_statements", "ended_by")
+    __slots__ = (
+        "_calls",
+        "_calls_max",
+        "_has_run",
+        "_reads",
+        "_result_bytes_max",
+        "_statements",
+        "ended_by",
+    )
 
     def __init__(
         self, statements: Statements, result_bytes_max: int, *, reads: bool = False, calls_max: int = 0
@@ -65,6 +77,7 @@ class Transaction:
         self._reads = reads
         self._calls: list[Callable[[], None]] | None = None
         self._calls_max = calls_max
+        self._has_run = False
         self.ended_by: Exception | None = None
 
     @property
@@ -85,6 +98,10 @@ class Transaction:
         if self.ended_by is not None:
             raise DeadTransactionError
         try:
+            if self._has_run:
+                # SQLite asks every thousand steps, which a short statement never makes; many of them would.
+                self._statements.check_time()
+            self._has_run = True
             return self._statements.run(sql, parameters, self._result_bytes_max, reads_only)
         except Exception as error:
             # An aborted write, a full disk or an I/O error may have taken the whole transaction with it.

@@ -157,8 +157,15 @@ class Worker:
         self.writer.database.rollback()
         try:
             self.background.check_room()
-            copy = CopyDatabase(job, self.writer, lambda path: open_copy(path, self.limits), self.limits)
-            self.background.add(copy)
+            self.background.add(
+                CopyDatabase(
+                    job,
+                    self.writer,
+                    self.intake.copies,
+                    lambda path: open_copy(path, self.limits),
+                    self.limits,
+                )
+            )
         except StorageError as error:
             fail(job, error, self.limits)
             return [job]
@@ -316,18 +323,13 @@ def main() -> None:
         worker, record = _start(startup)
     except Exception as error:
         log.exception("the worker cannot start")
-        typed = (
-            error
-            if isinstance(error, StorageError)
-            else OperationFailedError(
-                f"the worker cannot start: {type(error).__name__}: {error}",
-                details={"exception": type(error).__name__},
-            )
-        )
+        typed = as_typed(error, "the start of the worker")
         answer(writing, failure_of(CONNECTION_ID, typed, DEFAULT_LIMITS.message_chars_max))
         sys.exit(exits.FATAL)
     answer(writing, Started(record))
     gc.freeze()
+    # A request of many values makes as many objects at once, and hardly ever one that refers to itself.
+    gc.set_threshold(50_000, 20, 20)
     try:
         status = worker.run()
     except FatalError as fatal:

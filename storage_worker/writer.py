@@ -28,6 +28,7 @@ from .watch import FatalError, TransactionGoneError, UndoneError, cancelled, dea
 
 log = logging.getLogger(__name__)
 
+
 class Writer:
     """The one connection that writes. Used by the serving thread only."""
 
@@ -73,17 +74,20 @@ class Writer:
             return self._refuse_all(self.refuse)
         done: list[Job] = []
         try:
-            if self.try_begin(time.monotonic_ns()):
-                self._run_begun(done)
-        except FatalError as fatal:
-            fatal.done[:0] = done
-            raise
+            if not self.try_begin(time.monotonic_ns()):
+                return done
         except StorageError as error:
-            # No transaction can be begun. One request hears of it, so that no loop is without an end.
+            # One request hears of it, so that no loop is without an end.
             job = self.lane.take()
             if job is not None:
                 fail(job, error, self._limits, "not_committed")
                 done.append(job)
+            return done
+        try:
+            self._run_begun(done)
+        except FatalError as fatal:
+            fatal.done[:0] = done
+            raise
         return done
 
     def _refuse_all(self, error: StorageError) -> list[Job]:
@@ -97,6 +101,8 @@ class Writer:
 
         Raises `StorageError` where it cannot be begun at all.
         """
+        if self.recovery.fence_owed:
+            self.recovery.pay_fence()
         try:
             self.database.begin()
         except BusyError:
@@ -255,8 +261,12 @@ class Writer:
     def _after_commit(self, group: list[Job]) -> None:
         for job in group:
             for call in job.after_commit:
+                # One that does not return takes the worker with it, as a handler does.
+                self.watch.job = job
                 try:
                     call()
                 except BaseException:
                     # The request is committed; its client must not be told otherwise. The log tells.
                     log.exception("a call after the commit of %s failed", job.served.name)
+                finally:
+                    self.watch.job = None

@@ -9,6 +9,7 @@ from .arrivals import admit, ingest_user
 from .errors import (
     EventConflictError,
     OutputIdentityCollisionError,
+    PayloadNotFoundError,
     RoomNotFoundError,
     RoomReadOnlyError,
     SessionNotFoundError,
@@ -18,6 +19,10 @@ from .ingest import ingest_output
 from .messages import messages
 from .navigation import navigation
 from .observations import observations
+from .payload_check import PayloadFinding, PayloadsChecked, check_payloads
+from .payload_client import PreparedText, prepare_text
+from .payload_sweep import Swept, sweep_payloads
+from .payloads import payload, payload_range
 from .records import (
     Admitted,
     Appended,
@@ -50,7 +55,11 @@ __all__ = [
     "Observation",
     "OutputIdentityCollisionError",
     "Page",
+    "PayloadFinding",
+    "PayloadNotFoundError",
     "PayloadRef",
+    "PayloadsChecked",
+    "PreparedText",
     "Provenance",
     "Room",
     "RoomNotFoundError",
@@ -58,9 +67,11 @@ __all__ = [
     "Sender",
     "Session",
     "SessionNotFoundError",
+    "Swept",
     "admit",
     "append",
     "archive_room",
+    "check_payloads",
     "create_room",
     "events",
     "find",
@@ -69,11 +80,15 @@ __all__ = [
     "messages",
     "navigation",
     "observations",
+    "payload",
+    "payload_range",
+    "prepare_text",
     "resolve_room",
     "rooms",
     "session",
     "sessions",
     "set_session_status",
     "store",
+    "sweep_payloads",
     "upsert_session",
 ]

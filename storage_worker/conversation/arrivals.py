@@ -6,10 +6,9 @@ from ..transaction import Transaction
 from .bounds import RETENTION_DEFAULT
 from .canonical import attributes_json, text_content
 from .errors import RoomReadOnlyError
-from .events import Draft, conflict, find_repeat, room_for, write_event
+from .events import Draft, conflict, find_by_transaction, find_repeated, write_event
 from .identity import Arrival, Stored, event_key, take_fingerprint
-from .messages import MessageDraft, message_of, write_message
-from .navigation import advance
+from .messages import Voice, message_of, write_message
 from .records import (
     Admitted,
     Attributes,
@@ -23,9 +22,9 @@ from .records import (
     Sender,
     Time,
 )
-from .rooms import next_message_number, require_room
+from .rooms import require_room
 from .schema import store
-from .sessions import touch
+from .standing import Standing, read_standing
 from .vocabulary import COMPLETE, IDLE, RUNNING, USER_MESSAGE
 
 NOBODY = Sender()
@@ -66,7 +65,7 @@ class UserMessage(msgspec.Struct, frozen=True, kw_only=True):
         return Arrival(fields | {"text": self.text}, "text")
 
 
-def _store(tx: Transaction, message: UserMessage, room: str) -> Admitted:
+def _store(tx: Transaction, message: UserMessage, standing: Standing, room: str) -> Admitted:
     """Store a message with its event, session and navigation, unless it is there already."""
     arrival = message.arrival()
     event_id = message.event_id or tx.new_id()
@@ -86,44 +85,38 @@ def _store(tx: Transaction, message: UserMessage, room: str) -> Admitted:
         aggregate_kind="message",
         aggregate_id=f"m-{key}",
     )
-    stored = find_repeat(tx, draft, room, arrival, message.event_id)
+    stored = find_by_transaction(tx, draft, room, arrival, message.event_id)
     if stored is not None:
         return _admitted_before(tx, stored)
-    return _write(tx, message, draft, room)
-
-
-def _write(tx: Transaction, message: UserMessage, draft: Draft, room: str) -> Admitted:
-    session, now, preview = message.session, draft.created_ms, draft.content.preview
-    message_id = f"m-{draft.key}"
-    place = advance(tx, session, room, now, messages=1, preview=preview, status=RUNNING)
-    number = next_message_number(tx, room)
-    stream_id = write_event(tx, draft, place, room)
-    written = MessageDraft(
-        session=session,
-        role=message.role,
-        turn_id=message.turn_id,
-        actor=message.actor,
-        sender=message.sender,
-        thread_root=message.thread_root,
-        status=COMPLETE,
-        content=draft.content,
-        retention_class=draft.retention_class,
-        created_ms=now,
-    )
-    write_message(tx, written, stream_id, message_id, place, room, number)
-    touch(
-        tx,
-        session,
-        place,
-        room,
-        now,
-        status=IDLE,
-        first_preview=preview,
-        runtime_binding=message.runtime_binding,
-    )
+    stream_id = write_event(tx, draft, standing, room)
+    if stream_id is None:
+        return _admitted_before(tx, find_repeated(tx, draft, arrival))
+    message_id = f"m-{key}"
+    number = _write(tx, message, draft, standing, room, message_id)
     return Admitted(
-        stream_id, session, place.sequence, room, draft.event_id or "", now, True, message_id, number
+        stream_id,
+        message.session,
+        standing.sequence,
+        room,
+        event_id,
+        draft.created_ms,
+        True,
+        message_id,
+        number,
     )
+
+
+def _write(
+    tx: Transaction, message: UserMessage, draft: Draft, standing: Standing, room: str, message_id: str
+) -> int:
+    """Write what an event of a user leaves beside it; the number of its message."""
+    now, preview = draft.created_ms, draft.content.preview
+    voice = Voice(message.role, message.turn_id, message.sender, message.thread_root, COMPLETE)
+    number = write_message(tx, draft, voice, standing, room, message_id)
+    standing.show(now, RUNNING, preview)
+    standing.note(now, IDLE, preview, message.runtime_binding)
+    standing.save(tx, room, tx.now_ms())
+    return number
 
 
 def _admitted_before(tx: Transaction, stored: Stored) -> Admitted:
@@ -174,7 +167,8 @@ def admit(
     room is archived, also for a repeat, `EventConflictError` where a repeat has other content, and
     `RequestTooLargeError` where text or attributes are over 16 KiB.
     """
-    room_id = room_for(tx, session, room)
+    standing = read_standing(tx, session)
+    room_id = standing.room_of(tx, room)
     if require_room(tx, room_id).archived_ms is not None:
         raise RoomReadOnlyError(
             f"the room {room_id!r} is archived and takes no more messages", details={"room": room_id}
@@ -195,7 +189,7 @@ def admit(
         retention_class=retention_class,
         created_ms=None,
     )
-    return _store(tx, message, room_id)
+    return _store(tx, message, standing, room_id)
 
 
 @store.write
@@ -237,4 +231,5 @@ def ingest_user(
         retention_class=retention_class,
         created_ms=created_ms,
     )
-    return _store(tx, message, room_for(tx, session, room))
+    standing = read_standing(tx, session)
+    return _store(tx, message, standing, standing.room_of(tx, room))

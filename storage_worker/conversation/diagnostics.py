@@ -8,13 +8,11 @@ from .canonical import NO_CONTENT, encode_json
 from .errors import OutputIdentityCollisionError
 from .events import Draft, find_by_key, write_event
 from .identity import Comparison, Stored, collision_key, reduced_provenance
-from .navigation import advance
+from .standing import read_standing
 from .vocabulary import COLLISION
 
 
-def refuse_collision(
-    tx: Transaction, stored: Stored, comparison: Comparison, type_: str, provenance: str
-) -> NoReturn:
+def refuse_collision(tx: Transaction, stored: Stored, comparison: Comparison, incoming: Draft) -> NoReturn:
     """Append the diagnostic of an output that came again with other content, and end the call with it.
 
     The same collision again finds its diagnostic there. Always raises `OutputIdentityCollisionError`, and what was
@@ -22,10 +20,10 @@ def refuse_collision(
     """
     key = collision_key(stored.session, stored.stream_id, comparison.incoming)
     found = find_by_key(tx, key)
-    stream_id = found.stream_id if found else _append(tx, stored, comparison, type_, provenance, key)
+    stream_id = found.stream_id if found else _append(tx, stored, comparison, incoming, key)
     names = ", ".join(name for name, _ in comparison.differences)
     error = OutputIdentityCollisionError(
-        f"an output of type {type_!r} came again under the identity of event {stored.stream_id} with other content"
+        f"an output of type {incoming.type!r} came again under the identity of event {stored.stream_id} with other content"
         f" in: {names or 'fields that are not known'}; the first one stays as it is",
         details={
             "stream_id": stored.stream_id,
@@ -38,13 +36,12 @@ def refuse_collision(
     tx.fail(error, keep=True)
 
 
-def _append(
-    tx: Transaction, stored: Stored, comparison: Comparison, type_: str, provenance: str, key: str
-) -> int:
+def _append(tx: Transaction, stored: Stored, comparison: Comparison, incoming: Draft, key: str) -> int:
     now = tx.now_ms()
+    standing = read_standing(tx, stored.session)
     told: dict[str, Any] = {
         "stream_id": stored.stream_id,
-        "output_type": type_,
+        "output_type": incoming.type,
         "fingerprint_version": comparison.version,
         "stored": {
             "fingerprint": comparison.stored,
@@ -52,12 +49,11 @@ def _append(
         },
         "incoming": {
             "fingerprint": comparison.incoming,
-            "provenance": reduced_provenance(provenance),
+            "provenance": reduced_provenance(incoming.provenance),
         },
         "differences": [{"field": name, "change": change} for name, change in comparison.differences],
         "differences_cut": comparison.is_cut,
     }
-    place = advance(tx, stored.session, stored.room, now)
     draft = Draft(
         session=stored.session,
         actor="",
@@ -68,4 +64,8 @@ def _append(
         created_ms=now,
         key=key,
     )
-    return write_event(tx, draft, place, stored.room)
+    stream_id = write_event(tx, draft, standing, stored.room)
+    assert stream_id is not None, "its key was looked for"
+    standing.show(now, None, "")
+    standing.save(tx, stored.room, now)
+    return stream_id

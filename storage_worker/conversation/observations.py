@@ -18,9 +18,10 @@ _INSERT = (
     "insert into conversation_observations(stream_id, id, session_id, kind, turn_id, tool_call_id, invocation, status)"
     " values (?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_LAST_CALL = (
-    "select invocation, status from conversation_observations"
-    " where session_id = ? and tool_call_id = ? and kind = 'tool_call' order by invocation desc, stream_id desc limit 1"
+_LAST = "select max(invocation) from conversation_observations where session_id = ? and tool_call_id = ?"
+_LAST_OF = (
+    "select kind, status from conversation_observations where session_id = ? and tool_call_id = ? and invocation = ?"
+    " order by stream_id desc limit 1"
 )
 
 INVOCATION_MAX: Final = 2**53
@@ -64,7 +65,8 @@ _OF_SESSION: Final = Listing(
     "conversation_observations o join conversation_events e on e.stream_id = o.stream_id",
     "o.stream_id",
     _COLUMNS,
-    "o.id, o.session_id, o.kind, o.turn_id, o.tool_call_id, o.status, e.attributes, e.content_type, e.body",
+    "o.id, o.session_id, o.kind, o.turn_id, o.tool_call_id, o.status, e.attributes, e.content_type,"
+    " e.retention_class, e.body",
     _observation,
     "o.session_id",
 )
@@ -93,11 +95,13 @@ def _invocation(tx: Transaction, session: str, kind: str, tool_call_id: str, fie
     told = fields.get("invocation")
     if type(told) is int and 0 <= told <= INVOCATION_MAX:
         return told
-    rows = tx.query(_LAST_CALL, (session, tool_call_id)).rows
-    if not rows:
+    last = tx.scalar(_LAST, (session, tool_call_id))
+    if last is None:
         return 1
-    last, status = rows[0]
-    return int(last) + 1 if kind == "tool_call" and status != PARTIAL else int(last)
+    if kind != "tool_call":
+        return int(last)
+    found = tx.query(_LAST_OF, (session, tool_call_id, last)).rows[0]
+    return int(last) if found == ("tool_call", PARTIAL) else int(last) + 1
 
 
 def observation_of(tx: Transaction, stream_id: int) -> str | None:

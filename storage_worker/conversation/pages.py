@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 KEY_MAX: Final = 2**63 - 1
 
-ROW_BYTES: Final = 160
-"""What a record takes beside its texts: numbers, lengths, and the driver's account of them."""
+ROW_BYTES: Final = 320
+"""The most that a record takes beside the texts that are counted: numbers, lengths, the hash of a payload."""
 
 
 class Listing(Generic[T]):
@@ -53,13 +53,14 @@ class Listing(Generic[T]):
     ) -> Page[T]:
         """The records behind the key `after`, 0 for the first page, or with `newest_first` those before it.
 
-        At most `rows_max` of them and about `bytes_max` bytes, but always one where there is one.
+        At most `rows_max` of them, and as many bytes as `bytes_max` and the request allow, but always one where there
+        is one.
         """
         if newest_first:
             keys = tx.query(self._keys_down, (*scope, after or KEY_MAX, rows_max + 1)).rows
         else:
             keys = tx.query(self._keys_up, (*scope, after, rows_max + 1)).rows
-        count, left = 0, bytes_max
+        count, left = 0, min(bytes_max, tx.result_bytes_max - ROW_BYTES)
         for _, size in keys[:rows_max]:
             left -= size + ROW_BYTES
             if count and left < 0:

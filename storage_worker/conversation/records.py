@@ -12,6 +12,7 @@ from .bounds import (
     PREVIEW_BYTES_MAX,
     STATUS_CHARS_MAX,
 )
+from .vocabulary import body_field
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ Body = str | PayloadRef
 """A text of at most 16 KiB, or a reference to the payload store."""
 
 
-class Provenance(msgspec.Struct, frozen=True):
+class Provenance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How an output came here: who made it, by which projection of its source, in which phase."""
 
     producer: Label = "direct-ingest"
@@ -127,6 +128,7 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
 
     `stream_id` orders all events, `sequence` those of one session, from 1 and without gaps. `attributes_json` and a
     `body` of the type `application/json` are canonical JSON text. `content_type` is None where there is no body.
+    `provenance` is the JSON text of an output's `Provenance`, as it was stored.
     """
 
     stream_id: int
@@ -153,6 +155,17 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     def attributes(self) -> dict[str, Any]:
         """The attributes, decoded."""
         return msgspec.json.decode(self.attributes_json, type=dict[str, Any])
+
+    def output(self) -> dict[str, Any]:
+        """What an output said, all its fields as they arrived; a body in the payload store is left out."""
+        said = {"type": self.type, **self.attributes}
+        if self.event_id is not None:
+            said["event_id"] = self.event_id
+        if isinstance(self.body, str):
+            said[body_field(self.type)] = (
+                msgspec.json.decode(self.body) if self.content_type == JSON else self.body
+            )
+        return said
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):

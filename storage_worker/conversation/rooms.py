@@ -1,26 +1,26 @@
 """Rooms: what sessions and messages belong to."""
 
-from typing import Any
+from typing import Any, Final
 
 from ..transaction import Transaction
 from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
-from .counters import next_number
 from .errors import RoomNotFoundError
 from .pages import Listing
 from .records import Cursor, Label, Name, Page, PageBytes, PageRows, Room
 from .schema import store
 
-_COLUMNS = "number, id, title, is_default, last_message, created_ms, archived_ms"
-_ONE = "select number, id, title, is_default, last_message, created_ms, archived_ms from conversation_rooms where id = ?"
-_DEFAULT = (
-    "select number, id, title, is_default, last_message, created_ms, archived_ms from conversation_rooms"
-    " where is_default = 1"
+_COLUMNS: Final = (
+    "number, id, title, is_default,"
+    " coalesce((select max(m.number) from conversation_messages m where m.room_id = conversation_rooms.id), 0),"
+    " created_ms, archived_ms"
 )
-_INSERT = "insert into conversation_rooms(number, id, title, is_default, last_message, created_ms) values (?, ?, ?, ?, 0, ?)"
+_ONE: Final = f"select {_COLUMNS} from conversation_rooms where id = ?"  # noqa: S608 - of constants
+_DEFAULT: Final = f"select {_COLUMNS} from conversation_rooms where is_default = 1"  # noqa: S608 - of constants
+_LAST_NUMBER: Final = "select max(number) from conversation_rooms"
+_INSERT: Final = (
+    "insert into conversation_rooms(number, id, title, is_default, created_ms) values (?, ?, ?, ?, ?)"
+)
 _ARCHIVE = "update conversation_rooms set archived_ms = ? where id = ? and archived_ms is null"
-_NEXT_MESSAGE = (
-    "update conversation_rooms set last_message = last_message + 1 where id = ? returning last_message"
-)
 
 
 def _room(number: int, id_: str, title: str, is_default: int, *rest: Any) -> Room:
@@ -55,14 +55,6 @@ def default_room(tx: Transaction) -> Room:
     return find_default_room(tx) or _make(tx, tx.new_id(), "", is_default=True)
 
 
-def next_message_number(tx: Transaction, room: str) -> int:
-    """Take the next message number of a room; `RoomNotFoundError` where there is no such room."""
-    rows = tx.execute(_NEXT_MESSAGE, (room,)).rows
-    if not rows:
-        raise not_found(room)
-    return int(rows[0][0])
-
-
 def not_found(room: str) -> RoomNotFoundError:
     """The error of a room that does not exist."""
     return RoomNotFoundError(
@@ -71,7 +63,7 @@ def not_found(room: str) -> RoomNotFoundError:
 
 
 def _make(tx: Transaction, room: str, title: str, *, is_default: bool) -> Room:
-    made = Room(next_number(tx, "rooms"), room, title, is_default, 0, tx.now_ms(), None)
+    made = Room((tx.scalar(_LAST_NUMBER) or 0) + 1, room, title, is_default, 0, tx.now_ms(), None)
     tx.execute(_INSERT, (made.number, made.id, made.title, int(is_default), made.created_ms))
     return made
 

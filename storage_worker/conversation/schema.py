@@ -2,5 +2,5 @@
 
 from ..store import Store
 
-store = Store("conversation", version=1, migrations="migrations")
+store = Store("conversation", version=2, migrations="migrations")
 """Name it to a worker as `storage_worker.conversation:store`."""

@@ -1,69 +1,125 @@
-"""Where a session stands before its next event: read at once, moved on in memory, written back with one statement."""
+"""Where a session stands before its next event: read at once, moved on in memory, and written back.
+
+Nothing is written before the event itself is: whether it repeats another one shows when it is inserted.
+"""
 
 from typing import Final
 
 import msgspec
 
 from ..transaction import Transaction
-from .counters import next_number, set_number
-from .rooms import default_room, not_found, set_last_message
+from .rooms import default_room, require_room
 from .vocabulary import IDLE
 
-# One row always, whatever is there of it.
-_LOOK: Final = (
-    "select s.number, s.room_id, s.session_number, s.status, s.runtime_binding, s.first_preview, s.activity_ms,"
-    " s.created_ms, s.shown_status, s.shown_preview, s.shown_activity_ms, s.last_sequence, s.last_message,"
-    " s.tools_finished, s.largest_output_tokens, s.largest_output_basis, r.id, r.number, r.archived_ms,"
-    " r.last_message, c.value, e.stream_id"
-    " from conversation_counters c"
-    " left join conversation_sessions s on s.id = ?"
-    " left join conversation_rooms r on r.id = coalesce(?, s.room_id)"
-    " left join conversation_events e on e.idempotency_key = ?"
-    " where c.name = 'events'"
+_READ: Final = (
+    "select id, number, room_id, session_number, status, runtime_binding, first_preview, activity_ms, shown_status,"
+    " shown_preview, shown_activity_ms, last_sequence, last_message, tools_finished, largest_output_tokens,"
+    " largest_output_basis, (select max(stream_id) from conversation_events),"
+    " (select max(number) from conversation_messages m where m.room_id = s.room_id)"
+    " from conversation_sessions s where id = ?"
 )
+_LAST_EVENT: Final = "select max(stream_id) from conversation_events"
+_LAST_IN_ROOM: Final = "select max(number) from conversation_messages where room_id = ?"
+_LAST_NUMBER: Final = "select max(number) from conversation_sessions"
+_LAST_SESSION_NUMBER: Final = "select max(session_number) from conversation_sessions"
 _INSERT: Final = (
-    "insert into conversation_sessions(id, room_id, session_number, root_id, status, runtime_binding, first_preview,"
-    " activity_ms, created_ms, shown_status, shown_preview, shown_activity_ms, last_sequence, last_message,"
-    " tools_finished, largest_output_tokens, largest_output_basis, number)"
-    " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "insert into conversation_sessions(shown_status, shown_preview, shown_activity_ms, last_sequence, last_message,"
+    " tools_finished, largest_output_tokens, largest_output_basis, status, runtime_binding, first_preview, activity_ms,"
+    " number, id, room_id) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_UPDATE: Final = (
+_SHOW: Final = (
+    "update conversation_sessions set shown_status = ?, shown_preview = ?, shown_activity_ms = ?, last_sequence = ?,"
+    " last_message = ?, tools_finished = ?, largest_output_tokens = ?, largest_output_basis = ? where number = ?"
+)
+_CHANGE: Final = (
     "update conversation_sessions set shown_status = ?, shown_preview = ?, shown_activity_ms = ?, last_sequence = ?,"
     " last_message = ?, tools_finished = ?, largest_output_tokens = ?, largest_output_basis = ?, status = ?,"
     " runtime_binding = ?, first_preview = ?, activity_ms = ? where number = ?"
 )
-_BEGIN: Final = (
-    "update conversation_sessions set session_number = ?, room_id = ?, root_id = ?, created_ms = ? where number = ?"
-)
+_MAKE: Final = "update conversation_sessions set session_number = ?, room_id = ?, root_id = ?, created_ms = ? where number = ?"
 
 
 class Standing(msgspec.Struct):
-    """A session, its room and the log as they stand; the columns of the look, in its order.
+    """A session's row, the last stream id of the log and the last message number of the session's room.
 
-    `number` is None for a session that was never named, `session_number` where only output without a room named it.
-    `room` and what follows are those of the next event's room; `repeated` is the event that has its key already.
+    `number` is 0 for a session that was never named; `session_number` is None where only output without a room named
+    it. What is `shown_` is its navigation.
     """
 
     session: str
-    number: int | None
-    own_room: str | None
-    session_number: int | None
-    status: str | None
-    runtime_binding: str | None
-    first_preview: str | None
-    activity_ms: int | None
-    created_ms: int | None
-    shown_status: str | None
-    shown_preview: str | None
-    shown_activity_ms: int | None
-    last_sequence: int | None
-    last_message: int | None
-    tools_finished: int | None
-    largest_output_tokens: str | None
-    largest_output_basis: str | None
-    room: str | None
-    room_number: int | None
-    room_archived_ms: int | None
-    room_last_message: int | None
-    last_stream_id: int
-    repeated: int | None
+    number: int = 0
+    own_room: str = ""
+    session_number: int | None = None
+    status: str | None = None
+    runtime_binding: str | None = None
+    first_preview: str | None = None
+    activity_ms: int | None = None
+    shown_status: str = IDLE
+    shown_preview: str = ""
+    shown_activity_ms: int = 0
+    sequence: int = 0
+    message: int = 0
+    tools_finished: int = 0
+    largest_output_tokens: str | None = None
+    largest_output_basis: str | None = None
+    stream_id: int | None = None
+    own_room_message: int | None = None
+
+    def room_of(self, tx: Transaction, room: str | None) -> str:
+        """The room of the next event: the one that is named, else the session's own, else the default room.
+
+        Raises `RoomNotFoundError` where the named one does not exist.
+        """
+        if room is None or room == self.own_room:
+            return self.own_room or default_room(tx).id
+        return require_room(tx, room).id
+
+    def next_message(self, tx: Transaction, room: str) -> int:
+        """Take the next number of a message, in the session and in a room; that in the room is returned."""
+        self.message += 1
+        last = self.own_room_message if room == self.own_room else tx.scalar(_LAST_IN_ROOM, (room,))
+        return int(last or 0) + 1
+
+    def show(self, now_ms: int, status: str | None, preview: str) -> None:
+        """Show an event in the navigation; None and an empty preview leave what is shown."""
+        self.shown_activity_ms = max(now_ms, self.shown_activity_ms)
+        self.shown_status = status or self.shown_status
+        self.shown_preview = preview or self.shown_preview
+
+    def note(self, now_ms: int, status: str | None, preview: str, runtime_binding: str | None) -> None:
+        """Note an event in the session itself; a runtime binding that is stored stays."""
+        self.activity_ms = max(now_ms, self.activity_ms or 0)
+        self.status = status or self.status or IDLE
+        self.first_preview = self.first_preview or preview or None
+        if self.runtime_binding is None:
+            self.runtime_binding = runtime_binding
+
+    def save(self, tx: Transaction, room: str, now_ms: int) -> None:
+        """Write it back; a session that was not there is made, in `room`."""
+        shown = (
+            self.shown_status,
+            self.shown_preview,
+            self.shown_activity_ms,
+            self.sequence,
+            self.message,
+            self.tools_finished,
+            self.largest_output_tokens,
+            self.largest_output_basis,
+        )
+        own = (self.status, self.runtime_binding, self.first_preview, self.activity_ms)
+        if not self.number:
+            self.number = (tx.scalar(_LAST_NUMBER) or 0) + 1
+            tx.execute(_INSERT, (*shown, *own, self.number, self.session, room))
+        elif self.status is None:
+            tx.execute(_SHOW, (*shown, self.number))
+        else:
+            tx.execute(_CHANGE, (*shown, *own, self.number))
+        if self.status is not None and self.session_number is None:
+            self.session_number = (tx.scalar(_LAST_SESSION_NUMBER) or 0) + 1
+            tx.execute(_MAKE, (self.session_number, room, self.session, now_ms, self.number))
+
+
+def read_standing(tx: Transaction, session: str) -> Standing:
+    """Where a session stands."""
+    rows = tx.query(_READ, (session,)).rows
+    return Standing(*rows[0]) if rows else Standing(session, stream_id=tx.scalar(_LAST_EVENT))

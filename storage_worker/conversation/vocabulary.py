@@ -61,6 +61,11 @@ EVENT_TYPES: Final[Mapping[str, EventType]] = {
 UNKNOWN: Final = EventType()
 
 
+def body_field(type_: str) -> str:
+    """The field that holds the body of an event of a type."""
+    return EVENT_TYPES.get(type_, UNKNOWN).body
+
+
 def text_of(fields: Fields, name: str) -> str | None:
     """A field that is a text and not empty, or None."""
     value = fields.get(name)

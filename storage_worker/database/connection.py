@@ -1,7 +1,7 @@
 """One SQLite connection: guarded statements of clients and stores, and the worker's own."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import apsw
@@ -17,8 +17,9 @@ from ..protocol.errors import (
 from ..protocol.limits import Limits
 from ..protocol.statements import Rows
 from ..protocol.values import Value
-from .faults import is_disk_fault, typed
+from .faults import Aborted, is_disk_fault, typed
 from .guard import Guard, has_statement, text_reason
+from .script import split
 
 # The driver keeps prepared statements by text and prepare flags. What clients and stores run carries this
 # flag and the worker's own does not, so that neither can ever meet a statement prepared for the other.
@@ -62,6 +63,7 @@ class Database:
         connection.authorizer = self._guard.authorize
         self._cursor = connection.cursor()
         self._shapes: dict[str, Shape] = {}
+        self._stop: Callable[[], bool] = lambda: False
         self._spoilt = False
         self.wal_frames = 0
         """Frames in the WAL after this connection's last commit."""
@@ -135,18 +137,14 @@ class Database:
         shape = self._shapes.get(sql)
         return shape is not None and shape.plain
 
-    def statements(self, sql: str) -> list[str]:
-        """Split a text of several statements without parameters, where SQLite itself finds their ends."""
-        found: list[str] = []
-        begin = look = 0
-        while (stop := sql.find(";", look) + 1) > 0:
-            # A semicolon may stand in a string, a comment or a trigger.
-            if apsw.complete(sql[begin:stop]):
-                found.append(sql[begin:stop])
-                begin = stop
-            look = stop
-        found.append(sql[begin:])
-        return [text for text in found if has_statement(text)]
+    def statements(self, sql: str) -> Iterator[str]:
+        """Split a text of several statements without parameters, where SQLite too finds their ends."""
+        return (text for text in split(sql) if has_statement(text))
+
+    def check_time(self) -> None:
+        """Raise `Aborted` where the running request must end, of which short statements are not asked."""
+        if self._stop():
+            raise Aborted
 
     def _prepare(self, sql: str, parameters: Bindings) -> tuple[Shape | None, str]:
         """Prepare the first statement of a text without running it: its shape, or None, and the rest."""
@@ -259,6 +257,7 @@ class Database:
 
     def set_progress(self, stop: Callable[[], bool]) -> None:
         """Have `stop` asked every `progress_steps` VM steps; true ends the running statement."""
+        self._stop = stop
         self._connection.set_progress_handler(stop, self._limits.progress_steps)
 
     def checkpoint(self, mode: CheckpointMode) -> tuple[int, int]:

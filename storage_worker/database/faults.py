@@ -14,7 +14,6 @@ from ..protocol.errors import (
 )
 
 _BUSY = (apsw.BusyError, apsw.LockedError)
-_FULL = (apsw.FullError,)
 _CORRUPT = (apsw.CorruptError, apsw.NotADBError)
 _REFUSED = (apsw.AuthError, apsw.PermissionsError)
 _BINDINGS = (apsw.BindingsError, apsw.RangeError, apsw.MismatchError)
@@ -38,6 +37,11 @@ def code_name(code: int) -> str:
     return str(names[0].get(code) or names[1].get(code & 0xFF) or "SQLITE_ERROR")
 
 
+def _is_full(error: apsw.Error) -> bool:
+    # SQLite makes room for the WAL's index by writing, and says this where there is none.
+    return isinstance(error, apsw.FullError) or extended_code(error) == apsw.SQLITE_IOERR_SHMSIZE
+
+
 def is_disk_fault(error: BaseException) -> bool:
     """Whether a read, write or sync of the file system failed, or the file is damaged.
 
@@ -46,6 +50,8 @@ def is_disk_fault(error: BaseException) -> bool:
     """
     cause = error if isinstance(error, apsw.Error) else error.__cause__
     if not isinstance(cause, apsw.Error):
+        return False
+    if _is_full(cause):
         return False
     code = extended_code(cause)
     # A virtual table's module says CORRUPT_VTAB of its own content, as of an index without its table.
@@ -83,7 +89,7 @@ def _typed(error: apsw.Error, path: str, refusal: str) -> StorageError:
         return BusyError(
             f"another process holds the lock of {path}; repeat, or end that process", details=details
         )
-    if isinstance(error, _FULL):
+    if _is_full(error):
         return StorageFullError(f"no space left for {path}: {error}; free some and repeat", details=details)
     if isinstance(error, _CORRUPT):
         return StorageCorruptError(

@@ -310,6 +310,16 @@ def test_an_expired_large_request_leaves_the_connection_usable(worker: FakeWorke
     assert worker.peers.empty()
 
 
+def test_a_death_behind_buffered_requests_reaches_a_call_without_a_place(worker: FakeWorker) -> None:
+    """What is left of a pipeline is written first; where that fails the call was never registered."""
+    client, peer = worker.both()
+    with client.pipeline() as pipeline:
+        future = pipeline.query("select ?", (1,))
+        peer.close()
+        assert client.query("select ?", (2,), retries=0).scalar() == 2
+        assert future.result().scalar() == 1
+
+
 def test_draining_moves_new_calls_to_another_connection(worker: FakeWorker) -> None:
     worker.answer = nothing
     client, peer = worker.both()

@@ -84,6 +84,19 @@ def test_a_fork_in_the_middle_of_many_calls(worker: FakeWorker) -> None:
         assert behind.get().scalar() == 21
 
 
+def test_a_fork_while_another_thread_connects(worker: FakeWorker) -> None:
+    client, peer = worker.both()
+    peer.close()
+    worker.welcome = lambda _: None
+    with Calls() as calls:
+        stuck = calls.start(client.query, "select ?", (1,))
+        waiting = worker.next_peer()
+        worker.welcome = lambda welcome: welcome
+        assert in_child(lambda: client.query("select ?", (2,)).scalar()) == 2
+        waiting.close()
+        assert stuck.get().scalar() == 1
+
+
 def test_threads_that_fork_at_any_moment(worker: FakeWorker) -> None:
     client = worker.client()
     over = threading.Event()

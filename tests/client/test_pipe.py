@@ -81,7 +81,7 @@ def child_by_argument(pipe: Pipe, results: Any) -> None:
 
 
 def child_by_queue(pipes: Any, results: Any) -> None:
-    results.put((query(pipes.get(timeout=PATIENCE_S), 6), os.getpid()))
+    results.put((query(pipes.get(), 6), os.getpid()))
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -105,6 +105,8 @@ def test_as_an_argument_of_a_process(worker: FakeWorker, library: str, method: s
             assert peer.farewell == "closed"
         results.close()
         process.close()
+        if method == "forkserver":
+            importlib.import_module(f"{library}.forkserver")._forkserver._stop()
 
 
 @pytest.mark.parametrize("library", LIBRARIES)

@@ -164,7 +164,7 @@ def write_shipment() -> None:
 
 def main() -> None:
     if "--spawned" in sys.argv:
-        import multiprocessing  # noqa: PLC0415 - the child must not take part in it
+        import multiprocessing
 
         child = multiprocessing.get_context("spawn").Process(target=write_shipment)
         child.start()

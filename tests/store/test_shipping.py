@@ -156,7 +156,7 @@ class TestWhichWay:
         count.__module__ = "tests.store.shipped_worker"
         made.read(count)
         made.__module__ = "tests.store.doubles"
-        from . import doubles, shipped_worker  # noqa: F401, PLC0415
+        from . import doubles, shipped_worker  # noqa: F401
 
         monkeypatch.setattr(shipped_worker, "made", made, raising=False)
         assert ship([made]) == (["tests.store.shipped_worker:made"], b"")

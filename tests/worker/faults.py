@@ -14,12 +14,12 @@ WAL, DATABASE = "-wal", ""
 
 
 class Fault(NamedTuple):
-    """The next `count` calls of a method of the files with a suffix fail with a code."""
+    """The next `times` calls of a method of the files with a suffix fail with a code."""
 
     method: str
     suffix: str
     code: int
-    count: int = FOREVER
+    times: int = FOREVER
 
 
 class Faults:
@@ -36,10 +36,10 @@ class Faults:
     def get(self) -> Fault | None:
         """What fails next."""
         try:
-            method, suffix, code, count = self._file.read_text().split("|")
+            method, suffix, code, times = self._file.read_text().split("|")
         except FileNotFoundError:
             return None
-        return Fault(method, suffix, int(code), int(count))
+        return Fault(method, suffix, int(code), int(times))
 
     def clear(self) -> None:
         self._file.unlink(missing_ok=True)
@@ -49,8 +49,8 @@ class Faults:
         fault = self.get()
         if fault is None or (fault.method, fault.suffix) != (method, suffix):
             return 0
-        if fault.count > 1:
-            self.set(fault._replace(count=fault.count - 1))
+        if fault.times > 1:
+            self.set(fault._replace(times=fault.times - 1))
         else:
             self.clear()
         return fault.code

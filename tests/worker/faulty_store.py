@@ -34,7 +34,7 @@ class FaultyFile(apsw.VFSFile):
     """One open file; what does not fail is done by the platform's own file system."""
 
     def __init__(self, name: str | apsw.URIFilename | None, flags: list[int]) -> None:
-        super().__init__(BASE, name, flags)  # type: ignore[arg-type]
+        super().__init__(BASE, name, flags)
         path = str(name.filename()) if isinstance(name, apsw.URIFilename) else str(name)
         self._suffix = WAL if path.endswith(WAL) else DATABASE
         self._faults = Faults(Path(path.removesuffix(WAL)))
@@ -43,15 +43,15 @@ class FaultyFile(apsw.VFSFile):
         if code := self._faults.meet(method, self._suffix):
             raise apsw.exception_for(code)
 
-    def xRead(self, amount: int, offset: int) -> bytes:
+    def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802 - the driver's name
         self._meet("xRead")
         return super().xRead(amount, offset)
 
-    def xWrite(self, data: bytes, offset: int) -> None:
+    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802 - the driver's name
         self._meet("xWrite")
         super().xWrite(data, offset)
 
-    def xSync(self, flags: int) -> None:
+    def xSync(self, flags: int) -> None:  # noqa: N802 - the driver's name
         self._meet("xSync")
         super().xSync(flags)
 
@@ -62,7 +62,7 @@ class FaultyFiles(apsw.VFS):
     def __init__(self) -> None:
         super().__init__("faulty", BASE, makedefault=True)
 
-    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> FaultyFile:
+    def xOpen(self, name: str | apsw.URIFilename | None, flags: list[int]) -> FaultyFile:  # noqa: N802 - the driver's name
         return FaultyFile(name, flags)
 
 

@@ -168,7 +168,7 @@ def read_badly(tx: Transaction) -> int:
 @gated.write
 def lower_descriptors(tx: Transaction) -> None:
     """Leave the worker no descriptor beyond those it has."""
-    import resource  # noqa: PLC0415 - there is none on some systems
+    import resource
 
     used = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (used, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))

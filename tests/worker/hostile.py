@@ -1,6 +1,7 @@
 """What hostile clients send and see, and the bystander who must not notice."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,14 @@ from storage_worker.protocol.envelope import Failure, FromWorker, OutgoingReques
 from storage_worker.protocol.errors import StorageError
 from storage_worker.protocol.framing import frame
 from storage_worker.protocol.statements import EXECUTE, QUERY
+from storage_worker.protocol.status import WorkerStatus
 from tests.worker.conftest import RunningWorker
 from tests.worker.raw import PATIENCE_S, RawClient
 
 ENDLESS = "with recursive c(n) as (select 1 union all select n + 1 from c) select count(*) from c"
 """A query that only a deadline or a cancel ends."""
 
-ENDLESS_WRITE = f"insert into ledger select 'endless', ({ENDLESS})"  # noqa: S608 - of our own parts
+ENDLESS_WRITE = f"insert into ledger select 'endless', ({ENDLESS})"
 
 BOMB = b"\x91" * 100_000 + b"\xc0"
 """MessagePack arrays in each other, 100,000 deep."""
@@ -67,7 +69,19 @@ def ask_with(client: RawClient, arguments: bytes | object, operation: str = QUER
     return client.last_id
 
 
-def refusal(client: RawClient, arguments: bytes | object, operation: str = QUERY.name, **fields: Any) -> StorageError:
+def ask_many(
+    client: RawClient, count: int, arguments: object, operation: str = QUERY.name, **fields: Any
+) -> list[int]:
+    """Send so many such requests in one write, which a worker that reads no more cannot hold up; their ids."""
+    numbers = list(range(client.last_id + 1, client.last_id + 1 + count))
+    client.last_id = numbers[-1]
+    client.send_bytes(b"".join(frame(request(number, arguments, operation, **fields)) for number in numbers))
+    return numbers
+
+
+def refusal(
+    client: RawClient, arguments: bytes | object, operation: str = QUERY.name, **fields: Any
+) -> StorageError:
     """The typed error with which a request of these fields is refused; its connection stays."""
     answer = client.answer(ask_with(client, arguments, operation, **fields))
     assert isinstance(answer, Failure), answer
@@ -113,10 +127,10 @@ def peak_bytes(worker: RunningWorker) -> int:
 
 
 def table_is_empty(client: RawClient, name: str) -> bool:
-    return client.query(f"select count(*) from {name}").scalar() == 0
+    return client.query(f"select count(*) from {name}").rows == [(0,)]
 
 
-def until(client: RawClient, holds: Any) -> Any:
+def until(client: RawClient, holds: Callable[[WorkerStatus], object]) -> WorkerStatus:
     """Ask for the status until `holds` of it is true; that status."""
     end = time.monotonic() + PATIENCE_S
     while not holds(status := client.status()):

@@ -124,3 +124,14 @@ def wait_until_waiting(client: RawClient, requests: int) -> None:
     end = time.monotonic() + PATIENCE_S
     while client.status().lanes[1].waiting_requests != requests:
         assert time.monotonic() < end, client.status().lanes
+
+
+def wait_until_running(client: RawClient, name: str) -> None:
+    """Return once a request of the client of that name runs, where nobody else waits."""
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        status = client.status()
+        flying = sum(each.in_flight_requests for each in status.clients if each.name == name)
+        if flying and not status.lanes[1].waiting_requests:
+            return
+        assert time.monotonic() < end, status

@@ -100,6 +100,17 @@ def test_what_is_put_back_comes_first_and_in_its_order() -> None:
     assert lane.requests == 0
 
 
+def test_what_is_put_back_keeps_its_order_beside_what_still_waits() -> None:
+    lane = Lane()
+    first, second = client("a"), client("b")
+    jobs = [request(first), request(second)]
+    for job in [*jobs, request(first), request(first)]:
+        lane.add(job)
+    taken = [lane.take(), lane.take()]
+    lane.put_back([job for job in taken if job is not None])
+    assert [lane.take(), lane.take()] == taken == jobs
+
+
 def test_one_that_must_run_alone_begins_a_group() -> None:
     lane = Lane()
     peers = [client(name) for name in "abc"]
@@ -124,8 +135,8 @@ def test_those_that_must_run_alone_keep_their_turns() -> None:
     for _ in range(9):
         lane.add(request(peers[3]))
     begun = []
-    while (job := lane.take(first=True)) is not None:
-        begun.append(job)
+    while (one := lane.take(first=True)) is not None:
+        begun.append(one)
         while lane.requests > 3 and lane.take(first=False) is not None:
             pass
     assert begun[:3] == jobs

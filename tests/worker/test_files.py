@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from storage_worker.exits import REPLACED
 from storage_worker.protocol.envelope import Failure
 from storage_worker.protocol.errors import DatabasePathError, SchemaError, StorageCorruptError
 from storage_worker.protocol.statements import BEGIN, COMMIT, EXECUTE, Begin, Nothing, Statement
-from storage_worker.exits import REPLACED
 from tests.worker.conftest import StartWorker
 from tests.worker.foreign import foreign_process
 from tests.worker.raw import PATIENCE_S, RawClient
@@ -30,7 +30,9 @@ def rows_in(path: Path) -> list[Any]:
 
 def dump(path: Path) -> list[str]:
     with closing(sqlite3.connect(path)) as database:
-        version, mode = (database.execute(f"pragma {name}").fetchone()[0] for name in ("schema_version", "journal_mode"))
+        version, mode = (
+            database.execute(f"pragma {name}").fetchone()[0] for name in ("schema_version", "journal_mode")
+        )
         return [f"{version} {mode}", *database.iterdump()]
 
 
@@ -143,7 +145,9 @@ def test_an_interactive_commit_into_replaced_files(start_worker: StartWorker, tm
 # What is found at the start
 
 
-def test_a_database_in_rollback_mode_becomes_one_in_wal_mode(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_a_database_in_rollback_mode_becomes_one_in_wal_mode(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
     path = tmp_path / "old.db"
     with closing(sqlite3.connect(path)) as old:
         old.execute("pragma page_size=1024")
@@ -183,7 +187,8 @@ def test_an_empty_file_is_a_new_database(start_worker: StartWorker, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "content", [b"this is no database at all, and not even short" * 100, b"SQLite format 3\0" + b"\xff" * 5000, b"xy"]
+    "content",
+    [b"this is no database at all, and not even short" * 100, b"SQLite format 3\0" + b"\xff" * 5000, b"xy"],
 )
 def test_a_file_that_is_no_database_is_refused_unchanged(
     start_worker: StartWorker, tmp_path: Path, content: bytes
@@ -225,7 +230,9 @@ def test_files_are_private_whatever_the_umask(start_worker: StartWorker, tmp_pat
         os.umask(umask)
 
 
-def test_a_database_of_a_newer_release_is_refused_unchanged(start_worker: StartWorker, tmp_path: Path) -> None:
+def test_a_database_of_a_newer_release_is_refused_unchanged(
+    start_worker: StartWorker, tmp_path: Path
+) -> None:
     path = tmp_path / "newer.db"
     start_worker(path).stop()
     with closing(sqlite3.connect(path)) as newer:

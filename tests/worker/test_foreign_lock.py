@@ -28,7 +28,7 @@ def test_the_patient_succeed_and_the_others_are_told(served: RunningWorker) -> N
     with foreign_process(served.path, HOLD, "insert into t values('foreign')"):
         waits = [patient.ask(EXECUTE, Statement(INSERT, [number]), seconds=600) for number in range(3)]
         begins = patient.ask(BEGIN, Begin(1000), seconds=600)
-        for seconds in (0.05, 0.3):
+        for seconds in (0.5, 1.0):
             # One that is waiting when its time is over, and several of one client.
             late = [hurried.ask(EXECUTE, Statement(INSERT, ["late"]), seconds=seconds) for _ in range(3)]
             for request in late:

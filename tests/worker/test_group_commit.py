@@ -5,22 +5,25 @@ from pathlib import Path
 
 import pytest
 
+from storage_worker import exits
+from storage_worker.peer import Job
 from storage_worker.protocol.errors import (
     DeadlineExceededError,
     OperationFailedError,
     RequestCancelledError,
     ResultTooLargeError,
     StorageError,
+    StorageReplacedError,
 )
 from storage_worker.transaction import Transaction
-from tests.worker.workbench import OneClient, Workbench, failure, result, rows_of
+from storage_worker.watch import FatalError
+from tests.worker.workbench import OneClient, Workbench, end_deadline, failure, result, rows_of, when_started
 
 ENDLESS = "with recursive c(n) as (values(1) union all select n + 1 from c) insert into t select n from c"
 LONG = (
-    "with recursive c(n) as (values(1) union all select n + 1 from c where n < 300000)"
-    " insert into log select null, 'long' from c where n = 300000"
+    "with recursive c(n) as (values(1) union all select n + 1 from c where n < 3000)"
+    " insert into log select null, 'long' from c where n = 3000"
 )
-"""Some 100 ms: many times the work budget of the groups below."""
 
 SCHEMA = (
     "create table t(a unique)",
@@ -72,17 +75,7 @@ EVERYTHING = (
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Workbench]:
-    with Workbench(tmp_path / "t.db", group_work_ms_max=1) as found:
-        for sql in SCHEMA:
-            found.execute(sql)
-        found.run_all()
-        yield found
-
-
-@pytest.fixture
-def patient(tmp_path: Path) -> Iterator[Workbench]:
-    """One whose groups take as long as they like."""
-    with Workbench(tmp_path / "t.db", group_work_ms_max=600_000) as found:
+    with Workbench(tmp_path / "t.db") as found:
         for sql in SCHEMA:
             found.execute(sql)
         found.run_all()
@@ -90,8 +83,7 @@ def patient(tmp_path: Path) -> Iterator[Workbench]:
 
 
 @pytest.mark.parametrize("sql", BAD)
-def test_mates_of_a_failing_request_commit_once(patient: Workbench, sql: str) -> None:
-    bench = patient
+def test_mates_of_a_failing_request_commit_once(bench: Workbench, sql: str) -> None:
     before = bench.rows(EVERYTHING)
     # Twice: the second time a text is known it may run without a savepoint.
     for _ in range(2):
@@ -113,8 +105,7 @@ LOG_TWICE = "insert into log(who) values('third')"
 
 
 @pytest.mark.parametrize("sql", BAD)
-def test_a_failing_batch_leaves_nothing(patient: Workbench, sql: str) -> None:
-    bench = patient
+def test_a_failing_batch_leaves_nothing(bench: Workbench, sql: str) -> None:
     before = bench.rows(EVERYTHING)
     bad = bench.batch("insert into log(who) values('batch')", sql, "insert into log(who) values('behind')")
     mate = bench.execute("insert into log(who) values('mate')")
@@ -124,16 +115,15 @@ def test_a_failing_batch_leaves_nothing(patient: Workbench, sql: str) -> None:
     assert sorted(bench.rows(EVERYTHING)) == sorted([*before, ("log", "mate")])
 
 
-def test_a_group_of_failures_only(patient: Workbench) -> None:
-    before = patient.rows(EVERYTHING)
-    jobs = [patient.execute(sql) for sql in BAD for _ in range(3)]
-    assert len(patient.run_all()) == len(jobs)
+def test_a_group_of_failures_only(bench: Workbench) -> None:
+    before = bench.rows(EVERYTHING)
+    jobs = [bench.execute(sql) for sql in BAD for _ in range(3)]
+    assert len(bench.run_all()) == len(jobs)
     assert {failure(job).outcome for job in jobs} == {"not_committed"}
-    assert patient.rows(EVERYTHING) == before
+    assert bench.rows(EVERYTHING) == before
 
 
-def test_what_is_undone_runs_again_in_its_order(patient: Workbench) -> None:
-    bench = patient
+def test_what_is_undone_runs_again_in_its_order(bench: Workbench) -> None:
     one, other = OneClient(), OneClient()
     expected = []
     for number in range(6):
@@ -150,8 +140,7 @@ def test_what_is_undone_runs_again_in_its_order(patient: Workbench) -> None:
     assert sorted(found) == sorted(expected)
 
 
-def test_replays_are_bounded_and_then_a_request_runs_alone(patient: Workbench) -> None:
-    bench = patient
+def test_replays_are_bounded_and_then_a_request_runs_alone(bench: Workbench) -> None:
     runs: list[int] = []
 
     def count(tx: Transaction) -> int:
@@ -174,53 +163,79 @@ def test_replays_are_bounded_and_then_a_request_runs_alone(patient: Workbench) -
     assert len(bench.rows("select * from log")) == 3
 
 
-def test_a_long_write_holds_no_hostages(bench: Workbench) -> None:
+def run_out_of_time(bench: Workbench, monkeypatch: pytest.MonkeyPatch, *jobs: Job) -> None:
+    """Let the work budget of the group be over as soon as one of these runs beside others."""
+
+    def end_budget(job: Job) -> None:
+        if job in jobs:
+            bench.writer.watch.hostage_ns = min(bench.writer.watch.hostage_ns, 1)
+
+    when_started(bench, monkeypatch, end_budget)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_long_write_holds_no_hostages(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    if known:
+        bench.execute(LONG)
+        bench.run_all()
+        bench.writer.database.own("delete from log")
     first = bench.execute("insert into log(who) values('first')", client=OneClient())
     long = bench.execute(LONG, client=OneClient())
     second = bench.execute("insert into log(who) values('second')", client=OneClient())
+    run_out_of_time(bench, monkeypatch, long)
     assert bench.run() == []
-    assert bench.run() == [first]
+    # It waits for its turn alone, and those whom it has held up come before it.
+    assert bench.run() == [first, second]
     assert bench.run() == [long]
-    assert bench.run() == [second]
-    assert bench.rows("select who from log order by n") == [("first",), ("long",), ("second",)]
+    assert bench.rows("select who from log order by n") == [("first",), ("second",), ("long",)]
     assert (first.replays, long.alone) == (1, True)
     for job in (first, long, second):
         assert rows_of(job).rows_changed == 1
 
 
-def test_a_long_writes_own_clients_earlier_requests_stay_ahead_of_it(bench: Workbench) -> None:
+def test_a_long_writes_own_clients_earlier_requests_stay_ahead_of_it(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.execute("insert into log(who) values('earlier')")
-    bench.execute(LONG)
+    long = bench.execute(LONG)
     bench.execute("insert into log(who) values('later')")
+    run_out_of_time(bench, monkeypatch, long)
     bench.run_all()
     assert bench.rows("select who from log order by n") == [("earlier",), ("long",), ("later",)]
 
 
-def test_a_long_read_in_a_write_lets_its_mates_commit_at_once(bench: Workbench) -> None:
+def test_a_long_read_in_a_write_lets_its_mates_commit_at_once(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
     def read_long(tx: Transaction) -> int:
         tx.execute("insert into log(who) values('reader')")
         found = tx.scalar(
-            "with recursive c(n) as (values(1) union all select n + 1 from c where n < 300000) select max(n) from c"
+            "with recursive c(n) as (values(1) union all select n + 1 from c where n < 3000) select max(n) from c"
         )
         return int(found)
 
     mate = bench.execute("insert into log(who) values('mate')", client=OneClient())
     long = bench.handler(read_long, client=OneClient())
+    run_out_of_time(bench, monkeypatch, long)
     assert bench.run() == [mate]
     assert mate.replays == 0
     assert bench.run() == [long]
-    assert result(long) == 300000
+    assert result(long) == 3000
     assert bench.rows("select who from log order by n") == [("mate",), ("reader",)]
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_deadline_in_the_middle_of_a_group(patient: Workbench, known: bool) -> None:
-    bench = patient
+def test_a_deadline_in_the_middle_of_a_group(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
     if known:
-        bench.execute(ENDLESS, seconds=0.05)
-        bench.run_all()
+        bench.writer.database.shape(ENDLESS)
     mates = [bench.execute("insert into log(who) values(1)", client=OneClient()) for _ in range(3)]
-    late = bench.execute(ENDLESS, seconds=0.05, client=OneClient())
+    late = bench.execute(ENDLESS, client=OneClient())
+    when_started(bench, monkeypatch, lambda job: end_deadline(job) if job is late else None)
     mates += [bench.execute("insert into log(who) values(1)", client=OneClient()) for _ in range(3)]
     bench.run_all()
     with pytest.raises(DeadlineExceededError) as caught:
@@ -231,8 +246,7 @@ def test_a_deadline_in_the_middle_of_a_group(patient: Workbench, known: bool) ->
     assert len(bench.rows(EVERYTHING)) == 2 + 6 + 1
 
 
-def test_a_handler_that_outlives_its_deadline_is_not_committed(patient: Workbench) -> None:
-    bench = patient
+def test_a_handler_that_outlives_its_deadline_is_not_committed(bench: Workbench) -> None:
 
     def dawdle(tx: Transaction) -> None:
         tx.execute("insert into log(who) values('late')")
@@ -247,17 +261,16 @@ def test_a_handler_that_outlives_its_deadline_is_not_committed(patient: Workbenc
     assert bench.rows("select who from log") == [("mate",)]
 
 
-def test_an_expired_request_is_answered_without_running(patient: Workbench) -> None:
-    late = patient.execute("insert into log(who) values('late')", seconds=-1)
-    mate = patient.execute("insert into log(who) values('mate')")
-    patient.run_all()
+def test_an_expired_request_is_answered_without_running(bench: Workbench) -> None:
+    late = bench.execute("insert into log(who) values('late')", seconds=-1)
+    mate = bench.execute("insert into log(who) values('mate')")
+    bench.run_all()
     assert failure(late).details == {"stage": "waiting"}
     result(mate)
-    assert patient.rows("select who from log") == [("mate",)]
+    assert bench.rows("select who from log") == [("mate",)]
 
 
-def test_a_cancelled_write_takes_nothing_with_it(patient: Workbench) -> None:
-    bench = patient
+def test_a_cancelled_write_takes_nothing_with_it(bench: Workbench) -> None:
     mate = bench.execute("insert into log(who) values('mate')", client=OneClient())
 
     def cancel_itself(tx: Transaction) -> None:
@@ -271,12 +284,10 @@ def test_a_cancelled_write_takes_nothing_with_it(patient: Workbench) -> None:
         result(cancelled)
     assert caught.value.outcome == "not_committed"
     result(mate)
-    assert mate.replays == 1
     assert bench.rows("select who from log") == [("mate",)]
 
 
-def test_a_request_cancelled_while_it_waits_to_run_again_does_not_run(patient: Workbench) -> None:
-    bench = patient
+def test_a_request_cancelled_while_it_waits_to_run_again_does_not_run(bench: Workbench) -> None:
     runs: list[int] = []
     waiting = bench.handler(lambda tx: runs.append(1), client=OneClient())
     culprit = bench.execute("insert or rollback into t values('taken')", client=OneClient())
@@ -288,8 +299,7 @@ def test_a_request_cancelled_while_it_waits_to_run_again_does_not_run(patient: W
     assert len(runs) == 1
 
 
-def test_a_result_over_its_limit_rolls_back_its_write_only(patient: Workbench) -> None:
-    bench = patient
+def test_a_result_over_its_limit_rolls_back_its_write_only(bench: Workbench) -> None:
     mates = [bench.execute("insert into log(who) values('mate')")]
     large = bench.execute(
         "insert into log(who) values(1), (2), (3) returning zeroblob(400)", result_bytes=1000
@@ -302,8 +312,7 @@ def test_a_result_over_its_limit_rolls_back_its_write_only(patient: Workbench) -
     assert bench.rows("select who from log") == [("mate",), ("mate",)]
 
 
-def test_calls_after_the_commit_are_made_once(patient: Workbench) -> None:
-    bench = patient
+def test_calls_after_the_commit_are_made_once(bench: Workbench) -> None:
     called: list[str] = []
 
     def later(name: str, fails: bool) -> None:
@@ -324,7 +333,7 @@ def test_calls_after_the_commit_are_made_once(patient: Workbench) -> None:
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit, KeyboardInterrupt])
 def test_a_call_after_the_commit_that_fails_is_only_logged(
-    patient: Workbench, error: type[BaseException], caplog: pytest.LogCaptureFixture
+    bench: Workbench, error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     called: list[str] = []
 
@@ -337,36 +346,32 @@ def test_a_call_after_the_commit_that_fails_is_only_logged(
         tx.execute("insert into log(who) values('kept')")
         return 7
 
-    job = patient.handler(work)
-    patient.run_all()
+    job = bench.handler(work)
+    bench.run_all()
     assert result(job) == 7
     assert called == ["next"]
     assert "it broke" in caplog.text
-    assert patient.rows("select who from log") == [("kept",)]
+    assert bench.rows("select who from log") == [("kept",)]
 
 
-def test_calls_after_the_commit_are_bounded(patient: Workbench) -> None:
+def test_calls_after_the_commit_are_bounded(bench: Workbench) -> None:
     def work(tx: Transaction) -> None:
-        for _ in range(patient.limits.after_commit_calls_max + 1):
+        for _ in range(bench.limits.after_commit_calls_max + 1):
             tx.after_commit(lambda: None)
 
-    job = patient.handler(work)
-    patient.run_all()
+    job = bench.handler(work)
+    bench.run_all()
     with pytest.raises(StorageError):
         result(job)
 
 
-def test_a_solo_request_shares_no_group(patient: Workbench) -> None:
-    jobs = [
-        patient.handler(lambda tx: None, client=OneClient(), solo=number == 1) for number in range(3)
-    ]
-    assert patient.run() == [jobs[0]]
-    assert patient.run() == [jobs[1]]
-    assert patient.run() == [jobs[2]]
+def test_a_solo_request_shares_no_group(bench: Workbench) -> None:
+    jobs = [bench.handler(lambda tx: None, client=OneClient(), solo=number == 1) for number in range(3)]
+    assert bench.run() == [jobs[0], jobs[2]]
+    assert bench.run() == [jobs[1]]
 
 
-def test_a_transaction_that_cannot_be_begun_fails_requests_one_by_one(patient: Workbench) -> None:
-    bench = patient
+def test_a_transaction_that_cannot_be_begun_fails_requests_one_by_one(bench: Workbench) -> None:
     jobs = [bench.execute("insert into log(who) values(1)") for _ in range(2)]
     bench.writer.database.own("pragma query_only=1")
     assert bench.run() == [jobs[0]]
@@ -375,3 +380,24 @@ def test_a_transaction_that_cannot_be_begun_fails_requests_one_by_one(patient: W
     bench.writer.database.own("pragma query_only=0")
     assert bench.run() == [jobs[1]]
     result(jobs[1])
+
+
+class ReplacedFiles:
+    """Files that are no longer those under the path."""
+
+    def check(self) -> None:
+        raise StorageReplacedError("another file lies in its place")
+
+
+def test_whoever_has_an_answer_gets_it_where_the_worker_must_end(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = bench.execute("insert into log(who) values('late')", seconds=-1)
+    written = bench.execute("insert into log(who) values('written')")
+    monkeypatch.setattr(bench.writer, "files", ReplacedFiles())
+    with pytest.raises(FatalError) as caught:
+        bench.run()
+    assert caught.value.done == [late, written]
+    assert caught.value.status == exits.REPLACED
+    assert failure(late).outcome == "not_committed"
+    assert (failure(written).code, failure(written).outcome) == ("storage_replaced", "unknown")

@@ -1,9 +1,7 @@
 """Bytes that are not the protocol: whatever comes, it is refused by a typed failure and hurts nobody else."""
 
-import os
 import random
 import socket
-import time
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -18,17 +16,27 @@ from storage_worker.protocol.envelope import (
     Goodbye,
     Hello,
     Reply,
-    Reply as Answer,
     Welcome,
     encode,
 )
-from storage_worker.protocol.errors import InvalidRequestError, ProtocolError
+from storage_worker.protocol.errors import InvalidRequestError, ProtocolError, WorkerUnavailableError
 from storage_worker.protocol.framing import frame
 from storage_worker.protocol.limits import DEFAULT_LIMITS
-from storage_worker.protocol.statements import BATCH, EXECUTE, OUTCOME, QUERY, STATUS, Statement
-from tests.worker.conftest import RunningWorker
+from storage_worker.protocol.statements import (
+    BATCH,
+    EXECUTE,
+    HEARTBEAT,
+    OUTCOME,
+    QUERY,
+    STATUS,
+    STOP,
+    Nothing,
+    Statement,
+)
+from tests.worker.conftest import RunningWorker, StartWorker
 from tests.worker.hostile import (
     BOMB,
+    ENDLESS,
     WRITE,
     Bystander,
     ask_with,
@@ -38,6 +46,7 @@ from tests.worker.hostile import (
     refusal,
     request,
     table_is_empty,
+    until,
 )
 from tests.worker.raw import RawClient
 
@@ -85,14 +94,13 @@ BAD_LENGTHS = {
 
 
 @pytest.mark.parametrize("length", BAD_LENGTHS.values(), ids=BAD_LENGTHS)
-@pytest.mark.parametrize("before", ["nothing", "a hello", "a request"])
-def test_a_bad_length_closes_its_connection(dial: Dial, length: bytes, before: str) -> None:
-    client = dial(greet=before == "a request")
-    lead = {"nothing": b"", "a hello": HELLO, "a request": frame(request(1, Statement("select 1")))}[before]
-    client.send_bytes(lead + length)
-    error = last_words(client)
-    assert isinstance(error, ProtocolError)
-    assert error.details["frame_bytes"] == int.from_bytes(length[:4], "big", signed=True)
+def test_a_bad_length_closes_its_connection(dial: Dial, length: bytes) -> None:
+    for greet, lead in ((False, b""), (False, HELLO), (True, frame(request(1, Statement("select 1"))))):
+        client = dial(greet=greet)
+        client.send_bytes(lead + length)
+        error = last_words(client)
+        assert isinstance(error, ProtocolError)
+        assert error.details["frame_bytes"] == int.from_bytes(length[:4], "big", signed=True)
 
 
 def test_announced_sizes_are_not_allocated(dial: Dial) -> None:
@@ -152,7 +160,7 @@ NO_ENVELOPES = {
     "text": b"\xa5hello",
     "a pickle": b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94\x8c\x06system\x94\x93\x94.",
     "unknown tag": b"\x92\x63\x01",
-    "a worker's": encode(Answer(1, msgspec.Raw(b"\xc0"))),
+    "a worker's": encode(Reply(1, msgspec.Raw(b"\xc0"))),
     "no tag": b"\x90",
     "a map": b"\x81\x01\x02",
     "huge array": b"\xdd\xff\xff\xff\xff",
@@ -164,13 +172,13 @@ NO_ENVELOPES = {
 
 
 @pytest.mark.parametrize("body", NO_ENVELOPES.values(), ids=NO_ENVELOPES)
-@pytest.mark.parametrize("greet", [False, True])
-def test_a_frame_that_is_no_envelope_closes_its_connection(dial: Dial, body: bytes, greet: bool) -> None:
-    client = dial(greet=greet)
-    client.send_bytes(frame(body))
-    error = last_words(client)
-    assert isinstance(error, ProtocolError)
-    assert error.outcome == "unknown"
+def test_a_frame_that_is_no_envelope_closes_its_connection(dial: Dial, body: bytes) -> None:
+    for greet in (False, True):
+        client = dial(greet=greet)
+        client.send_bytes(frame(body))
+        error = last_words(client)
+        assert isinstance(error, ProtocolError)
+        assert error.outcome == "unknown"
 
 
 UNDECODABLE = {
@@ -223,19 +231,30 @@ def test_ids_that_repeat_or_decrease_close_the_connection(dial: Dial, second: in
     assert isinstance(last_words(client), ProtocolError)
 
 
-@pytest.mark.parametrize("operation", [EXECUTE.name, QUERY.name, BATCH.name, OUTCOME.name, STATUS.name])
 @pytest.mark.parametrize(
     "arguments",
-    [b"\xc0", b"\x05", b"\xa1x", b"\x81\xa3sql\xa1x", b"\x91\x05", b"\x93\xa8select 1\x90\x90", b"\x91\x91" + b"\x91" * 70 + b"\xc0"],
+    [
+        b"\xc0",
+        b"\x05",
+        b"\xa1x",
+        b"\x81\xa3sql\xa1x",
+        b"\x91\x05",
+        b"\x93\xa8select 1\x90\x90",
+        b"\x91\x91" + b"\x91" * 70 + b"\xc0",
+    ],
     ids=["nil", "number", "text", "map", "of another type", "surplus", "nested"],
 )
-def test_arguments_that_are_not_the_operations(dial: Dial, operation: str, arguments: bytes) -> None:
-    error = refusal(dial(), arguments, operation)
-    assert isinstance(error, InvalidRequestError)
-    assert operation in str(error)
+def test_arguments_that_are_not_the_operations(dial: Dial, arguments: bytes) -> None:
+    client = dial()
+    for operation in (EXECUTE.name, QUERY.name, BATCH.name, OUTCOME.name, STATUS.name, HEARTBEAT.name):
+        error = refusal(client, arguments, operation)
+        assert isinstance(error, InvalidRequestError)
+        assert operation in str(error)
 
 
-@pytest.mark.parametrize("name", ["", "sql", "sql.drop", "SQL.EXECUTE", "sql.execute\0", "x" * 100_000, "__class__"])
+@pytest.mark.parametrize(
+    "name", ["", "sql", "sql.drop", "SQL.EXECUTE", "sql.execute\0", "x" * 100_000, "__class__"]
+)
 def test_an_unknown_operation(dial: Dial, name: str) -> None:
     error = refusal(dial(), Statement("select 1"), name)
     assert isinstance(error, InvalidRequestError)
@@ -299,7 +318,7 @@ bodies = changed() | well_typed() | envelopes | st.binary(max_size=40)
 frames = st.lists(bodies.map(frame) | st.binary(max_size=12), max_size=8).map(b"".join)
 
 
-@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=frames, greet=st.booleans())
 def test_whatever_comes_is_answered_or_closed(dial: Dial, data: bytes, greet: bool) -> None:
     """What is read back is envelopes of a worker and then the end, and another client's request succeeds."""
@@ -323,8 +342,20 @@ def test_the_worker_keeps_its_descriptors(dial: Dial) -> None:
     assert watcher.status().process.descriptors == before
 
 
-def test_a_pid_and_clock_of_any_size_are_taken_as_told(dial: Dial) -> None:
-    client = dial(greet=False)
-    client.send(Hello(PROTOCOL_VERSION, "x", 2**64 - 1, "write", time.monotonic_ns()))
-    assert isinstance(client.receive(), Welcome)
-    assert os.getpid() != 2**64 - 1
+def test_a_worker_that_stops_still_answers_by_id(start_worker: StartWorker) -> None:
+    worker = start_worker()
+    client, admin = worker.connect(), worker.connect(role="admin")
+    running = ask_with(client, Statement(ENDLESS))
+    until(admin, lambda status: status.readers.running_requests == 1)
+    admin.call(STOP, Nothing())
+    assert isinstance(client.receive(), Goodbye)
+    for arguments in (BOMB, Statement("select 1"), b"\xc0"):
+        error = error_in(client.answer(ask_with(client, arguments)))
+        assert isinstance(error, InvalidRequestError if arguments is BOMB else WorkerUnavailableError)
+        assert error.outcome == "not_committed"
+    late = last_words(worker.connect(greet=False))
+    assert isinstance(late, WorkerUnavailableError)
+    assert late.outcome == "not_committed"
+    client.send(Cancel(running))
+    assert error_in(client.answer(running)).code == "storage_cancelled"
+    assert everything(client) == []

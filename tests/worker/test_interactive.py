@@ -33,7 +33,7 @@ from storage_worker.protocol.statements import (
     Savepoint,
 )
 from storage_worker.transaction import Transaction
-from tests.worker.workbench import OneClient, Workbench, failure, result, rows_of
+from tests.worker.workbench import OneClient, Workbench, end_deadline, failure, result, rows_of, when_started
 
 ENDLESS = "with recursive c(n) as (values(1) union all select n + 1 from c) insert into t select n from c"
 ENDLESS_READ = "with recursive c(n) as (values(1) union all select n + 1 from c) select max(n) from c"
@@ -50,9 +50,7 @@ class Owner:
         self.number: int = result(job)
 
     def send(self, operation: Operation[Any, Any], arguments: object, **options: Any) -> Job:
-        return self.bench.ask(
-            operation, arguments, client=self.client, transaction=self.number, **options
-        )
+        return self.bench.ask(operation, arguments, client=self.client, transaction=self.number, **options)
 
     def finish(self, job: Job) -> Any:
         assert job in self.bench.step()
@@ -157,7 +155,9 @@ def test_a_failed_statement_ends_nothing(bench: Workbench, owner: Owner) -> None
     assert kept(bench) == [1, 3]
 
 
-@pytest.mark.parametrize("sql", ["insert or rollback into t values(1)", "insert or rollback into t values(1) returning a"])
+@pytest.mark.parametrize(
+    "sql", ["insert or rollback into t values(1)", "insert or rollback into t values(1) returning a"]
+)
 def test_what_ends_its_transaction_says_so(bench: Workbench, owner: Owner, sql: str) -> None:
     owner.execute("insert into t values(1)")
     waiting = bench.execute("insert into t values(2)", client=owner.client, transaction=owner.number)
@@ -172,28 +172,35 @@ def test_what_ends_its_transaction_says_so(bench: Workbench, owner: Owner, sql: 
 
 @pytest.mark.parametrize("sql", [ENDLESS, ENDLESS_READ])
 @pytest.mark.parametrize("known", [False, True])
-def test_a_deadline_that_ends_a_statement_ends_the_transaction(bench: Workbench, sql: str, known: bool) -> None:
+def test_a_deadline_that_ends_a_statement_ends_the_transaction(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch, sql: str, known: bool
+) -> None:
     if known:
-        bench.execute(sql, seconds=0.05)
-        bench.run_all()
+        bench.writer.database.shape(sql)
     owner = Owner(bench)
     owner.execute("insert into t values('before')")
+    when_started(bench, monkeypatch, end_deadline)
     with pytest.raises(DeadlineExceededError) as caught:
-        owner.execute(sql, seconds=0.05)
+        owner.execute(sql)
+    monkeypatch.undo()
     assert caught.value.details["transaction_ended"] is True
     assert "rolled back" in caught.value.message
     assert_ended(bench, owner)
 
 
-def test_a_deadline_that_a_handler_swallows_ends_it_too(bench: Workbench, owner: Owner) -> None:
+def test_a_deadline_that_a_handler_swallows_ends_it_too(
+    bench: Workbench, owner: Owner, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def swallow(tx: Transaction) -> None:
         try:
             tx.execute(ENDLESS)
         except Exception:  # noqa: BLE001 - as a careless handler does
             tx.after_commit(lambda: None)
 
+    when_started(bench, monkeypatch, end_deadline)
     with pytest.raises(DeadlineExceededError):
-        owner.handler(swallow, seconds=0.05)
+        owner.handler(swallow)
+    monkeypatch.undo()
     assert_ended(bench, owner)
 
 
@@ -336,7 +343,9 @@ def test_savepoints_of_one_name_are_nested(bench: Workbench, owner: Owner) -> No
     assert kept(bench) == []
 
 
-@pytest.mark.parametrize("name", ["", "1a", "_sw_r", "a b", "a;commit", 'a"', "a'", "ä", "a" * 64, "a\0", "a\n"])
+@pytest.mark.parametrize(
+    "name", ["", "1a", "_sw_r", "a b", "a;commit", 'a"', "a'", "ä", "a" * 64, "a\0", "a\n"]
+)
 def test_a_savepoints_name_is_an_identifier(bench: Workbench, owner: Owner, name: str) -> None:
     with pytest.raises(InvalidRequestError):
         owner.savepoint("open", name)

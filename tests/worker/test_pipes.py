@@ -9,12 +9,15 @@ import msgspec
 import pytest
 
 from storage_worker.peer import Peer
-from storage_worker.pipes import VISIT_FRAMES, Pipes
+from storage_worker.pipes import Pipes
 from storage_worker.protocol.errors import StorageError
 from storage_worker.protocol.framing import frame
 from storage_worker.protocol.limits import DEFAULT_LIMITS, MIB
 
 Answer = Callable[[Peer, bytes], None]
+
+FEW = 16
+"""Frames of another client that one may have to wait for."""
 
 
 class Listener:
@@ -91,7 +94,7 @@ def test_a_flood_of_one_client_does_not_keep_others_waiting(bench: Bench) -> Non
     bench.connect("flood").sendall(b"".join(frame(body) for body in flood))
     bench.connect("modest").sendall(frame(b"one"))
     bench.turn()
-    assert bench.listener.took.index(("modest", b"one")) <= VISIT_FRAMES
+    assert bench.listener.took.index(("modest", b"one")) <= FEW
     while len(bench.listener.took) <= len(flood):
         bench.turn()
     assert [body for name, body in bench.listener.took if name == "flood"] == flood
@@ -104,7 +107,7 @@ def test_floods_take_turns(bench: Bench) -> None:
     while len(bench.listener.took) < 4_000:
         bench.turn()
         served = {name: sum(each == name for each, _ in bench.listener.took) for name in names}
-        assert max(served.values()) - min(served.values()) <= VISIT_FRAMES
+        assert max(served.values()) - min(served.values()) <= FEW
 
 
 def test_a_turn_with_frames_left_over_waits_for_nothing(bench: Bench) -> None:
@@ -148,6 +151,31 @@ def test_whoever_leaves_too_much_unread_is_paused_until_it_reads(bench: Bench) -
         while True:
             received += len(end.recv(MIB))
     assert received == 20 * MIB
+
+
+def test_a_flood_whose_answers_are_not_read_is_served_no_further(bench: Bench) -> None:
+    """Also what was read of it already."""
+    bench.listener.answer = lambda peer, body: bench.pipes.queue(peer, b"r" * MIB)
+    end = bench.connect("slow")
+    end.sendall(b"".join(frame(b"%d" % number) for number in range(60)))
+    for _ in range(20):
+        bench.turn()
+    assert len(bench.listener.took) <= FEW
+    received = 0
+    while received < 60 * MIB:
+        with contextlib.suppress(BlockingIOError):
+            received += len(end.recv(MIB))
+        bench.turn()
+    assert [body for _, body in bench.listener.took] == [b"%d" % number for number in range(60)]
+
+
+def test_the_time_without_clients_begins_when_it_listens(bench: Bench) -> None:
+    """However long the database took to open before."""
+    bench.pipes.emptied_ns = 1
+    with socket.socket(socket.AF_UNIX) as listener:
+        bench.pipes.listen_on(listener)
+        assert bench.pipes.emptied_ns > 1
+        bench.pipes._selector.unregister(listener)
 
 
 def test_a_client_closed_while_others_are_served_is_left_alone(bench: Bench) -> None:

@@ -27,7 +27,16 @@ from storage_worker.protocol.statements import EXECUTE, QUERY, Nothing, Statemen
 from storage_worker.protocol.status import ReaderStatus
 from storage_worker.readers import Reader, Readers
 from tests.worker.conftest import RunningWorker, StartWorker
-from tests.worker.gates import RAISES, STORE, Gate, read_and_raise, read_around, read_badly, read_quickly, write
+from tests.worker.gates import (
+    RAISES,
+    STORE,
+    Gate,
+    read_and_raise,
+    read_around,
+    read_badly,
+    read_quickly,
+    write,
+)
 from tests.worker.hostile import ENDLESS, until
 from tests.worker.raw import RawClient
 from tests.worker.workbench import OneClient
@@ -347,6 +356,8 @@ def test_a_hold_waits_for_running_reads_and_starts_none(bench: Bench) -> None:
     bench.run()
     holder = threading.Thread(target=bench.readers.hold, args=(2**62,))
     holder.start()
+    holder.join(0.2)
+    assert holder.is_alive()
     goes.set()
     holder.join(30)
     assert not holder.is_alive()

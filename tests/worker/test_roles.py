@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from storage_worker.protocol.envelope import PROTOCOL_VERSION, Hello, Role, Welcome
+from storage_worker.protocol.envelope import PROTOCOL_VERSION, Hello, Reply, Role, Welcome
 from storage_worker.protocol.errors import InvalidRequestError, NotPermittedError, StorageError
 from storage_worker.protocol.statements import (
     BACKUP,
@@ -98,21 +98,21 @@ def test_a_lower_role_is_what_was_asked_for(worker: RunningWorker, role: Role, g
         assert role_of(client) == role
 
 
-@pytest.mark.parametrize("name", [*WRITES, *ADMINS])
-def test_a_reader_writes_nothing(worker: RunningWorker, name: str) -> None:
+def test_a_reader_writes_nothing(worker: RunningWorker) -> None:
     with RawClient(worker.address, role="read") as client:
-        error = refusal(client, (WRITES | ADMINS)[name], name)
-        assert isinstance(error, NotPermittedError)
-        assert error.outcome == "not_committed"
-        assert name in str(error)
-        assert "read" in str(error)
+        for name, arguments in (WRITES | ADMINS).items():
+            error = refusal(client, arguments, name)
+            assert isinstance(error, NotPermittedError)
+            assert error.outcome == "not_committed"
+            assert name in str(error)
+            assert "read" in str(error)
 
 
-@pytest.mark.parametrize("name", READS)
 @pytest.mark.parametrize("role", ["read", "write", "admin"])
-def test_everybody_reads(worker: RunningWorker, name: str, role: Role) -> None:
+def test_everybody_reads(worker: RunningWorker, role: Role) -> None:
     with RawClient(worker.address, role=role) as client:
-        assert not hasattr(client.answer(ask_with(client, READS[name], name)), "code")
+        for name, arguments in READS.items():
+            assert isinstance(client.answer(ask_with(client, arguments, name)), Reply)
 
 
 def test_a_reader_writes_nothing_by_a_query(worker: RunningWorker) -> None:
@@ -138,16 +138,20 @@ def test_a_reader_has_no_part_in_a_transaction(worker: RunningWorker) -> None:
 def test_nobody_takes_part_in_anothers_transaction(worker: RunningWorker) -> None:
     with RawClient(worker.address) as owner, RawClient(worker.address) as other:
         number = owner.call(BEGIN, [0])
-        for name, arguments in ((WRITE, ["insert into roles values(1)", []]), (COMMIT.name, []), (ROLLBACK.name, [])):
+        for name, arguments in (
+            (WRITE, ["insert into roles values(1)", []]),
+            (COMMIT.name, []),
+            (ROLLBACK.name, []),
+        ):
             error = error_in(other.answer(ask_with(other, arguments, name, transaction=number)))
             assert error.code == "storage_transaction_expired"
         owner.call(ROLLBACK, [], transaction=number)
 
 
-@pytest.mark.parametrize("name", [EXECUTE.name, QUERY.name, BATCH.name, SCRIPT.name, BEGIN.name, COMMIT.name])
-def test_without_the_sql_store_there_is_no_sql(start_worker: StartWorker, name: str) -> None:
+def test_without_the_sql_store_there_is_no_sql(start_worker: StartWorker) -> None:
     worker = start_worker(sql=False)
-    with RawClient(worker.address, role="admin") as client:
+    client = worker.connect(role="admin")
+    for name in (EXECUTE.name, QUERY.name, BATCH.name, SCRIPT.name, BEGIN.name, COMMIT.name):
         error = error_in(client.answer(ask_with(client, (WRITES | ADMINS | READS)[name], name)))
         assert isinstance(error, InvalidRequestError)
-        client.call(HEARTBEAT, [])
+    client.call(HEARTBEAT, [])

@@ -1,16 +1,16 @@
 """A client that does not read its replies: it waits or goes, the others notice nothing, memory stays in bounds."""
 
 import socket
+import time
 
 import pytest
 
 from storage_worker.protocol.envelope import Failure, Reply
-from storage_worker.protocol.framing import frame
 from storage_worker.protocol.limits import MIB
 from storage_worker.protocol.statements import BEGIN, EXECUTE, QUERY, STATUS, Begin, Statement
 from storage_worker.protocol.status import ClientStatus, WorkerStatus
 from tests.worker.conftest import RunningWorker, StartWorker
-from tests.worker.hostile import Bystander, ask_with, error_in, peak_bytes, request, until
+from tests.worker.hostile import Bystander, ask_many, error_in, peak_bytes, until
 from tests.worker.raw import RawClient
 
 LARGE = Statement("select zeroblob(1000000)")
@@ -57,12 +57,12 @@ def unread_by_it(status: WorkerStatus) -> int:
     return deaf.unread_bytes
 
 
-@pytest.mark.parametrize("arguments, operation", [(LARGE, QUERY.name), (LARGE_WRITE, EXECUTE.name)])
+@pytest.mark.parametrize(("arguments", "operation"), [(LARGE, QUERY.name), (LARGE_WRITE, EXECUTE.name)])
 def test_it_waits_and_loses_nothing(worker: RunningWorker, arguments: Statement, operation: str) -> None:
     bystander = Bystander(worker)
     before = peak_bytes(worker)
     deaf = worker.connect(name="deaf")
-    numbers = [ask_with(deaf, arguments, operation) for _ in range(COUNT)]
+    numbers = ask_many(deaf, COUNT, arguments, operation)
     settled(bystander)
     assert peak_bytes(worker) - before < COUNT * MIB // 2
     bystander.check()
@@ -77,8 +77,7 @@ def test_one_that_makes_no_progress_is_dropped(start_worker: StartWorker) -> Non
     worker = start_worker(unread_bytes_max=BOUND, result_bytes_max=2 * MIB, unread_ms_max=200)
     bystander = Bystander(worker)
     deaf = worker.connect(name="deaf")
-    for _ in range(COUNT):
-        ask_with(deaf, LARGE)
+    ask_many(deaf, COUNT, LARGE)
     status = until(bystander.client, is_gone)
     assert sum(lane.waiting_requests for lane in status.lanes) == 0
     assert "does not read its replies" in worker.log()
@@ -100,23 +99,25 @@ def received(client: RawClient) -> bytes:
 def test_nothing_more_is_read_from_it(worker: RunningWorker) -> None:
     bystander = Bystander(worker)
     deaf = worker.connect(name="deaf")
-    for _ in range(COUNT):
-        ask_with(deaf, LARGE)
+    ask_many(deaf, COUNT, LARGE)
     until(bystander.client, is_over_its_bound)
     deaf.socket.setblocking(False)
-    sent = 0
     with pytest.raises(BlockingIOError):
-        while True:
-            sent += deaf.socket.send(b"\0" * 65_536)
-            assert sent < 8 * MIB
+        send_without_end(deaf)
     bystander.check()
+
+
+def send_without_end(client: RawClient) -> None:
+    sent = 0
+    while sent < 8 * MIB:
+        sent += client.socket.send(b"\0" * 65_536)
 
 
 def test_its_waiting_requests_still_meet_their_deadlines(worker: RunningWorker) -> None:
     bystander = Bystander(worker)
     deaf = worker.connect(name="deaf")
-    for _ in range(COUNT):
-        deaf.ask(QUERY, LARGE, seconds=1.0)
+    ask_many(deaf, COUNT, LARGE, deadline_ns=time.monotonic_ns() + 2 * 10**9)
+    until(bystander.client, is_over_its_bound)
     until(bystander.client, lambda status: sum(lane.waiting_requests for lane in status.lanes) == 0)
     answers = [deaf.receive() for _ in range(COUNT)]
     failures = [error_in(answer).code for answer in answers if isinstance(answer, Failure)]
@@ -129,8 +130,7 @@ def test_it_may_leave(worker: RunningWorker) -> None:
     bystander = Bystander(worker)
     for half in (False, True):
         deaf = worker.connect(name="deaf")
-        for _ in range(COUNT):
-            ask_with(deaf, LARGE)
+        ask_many(deaf, COUNT, LARGE)
         until(bystander.client, is_over_its_bound)
         if half:
             deaf.socket.shutdown(socket.SHUT_RDWR)
@@ -145,13 +145,14 @@ def test_a_transaction_of_one_is_ended_by_its_lease(worker: RunningWorker) -> No
     bystander = Bystander(worker)
     deaf = worker.connect(name="deaf")
     number = deaf.call(BEGIN, Begin(300))
-    for _ in range(COUNT):
-        ask_with(deaf, LARGE_WRITE, EXECUTE.name, transaction=number)
+    ask_many(deaf, COUNT, LARGE_WRITE, EXECUTE.name, transaction=number)
     bystander.check()
     assert bystander.client.query("select count(*) from ledger where owner = 'deaf'").scalar() == 0
     answers = [deaf.receive() for _ in range(COUNT)]
     assert isinstance(answers[0], Reply)
-    assert {error_in(each).code for each in answers if isinstance(each, Failure)} <= {"storage_transaction_expired"}
+    assert {error_in(each).code for each in answers if isinstance(each, Failure)} <= {
+        "storage_transaction_expired"
+    }
 
 
 def test_answers_to_control_requests_are_bounded_too(worker: RunningWorker) -> None:
@@ -159,9 +160,7 @@ def test_answers_to_control_requests_are_bounded_too(worker: RunningWorker) -> N
     bystander = Bystander(worker)
     deaf = worker.connect(name="deaf")
     before = peak_bytes(worker)
-    numbers = list(range(1, 1_001))
-    # In one write, since a worker that reads no more takes no more.
-    deaf.send_bytes(b"".join(frame(request(number, [], STATUS.name)) for number in numbers))
+    numbers = ask_many(deaf, 1_000, [], STATUS.name)
     assert unread_by_it(settled(bystander)) < BOUND + MIB
     assert peak_bytes(worker) - before < 16 * MIB
     answers = [deaf.receive() for _ in numbers]

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage_worker.protocol.errors import InvalidRequestError, OperationFailedError
-from storage_worker.protocol.statements import BATCH, Batch, Statement
+from storage_worker.protocol.statements import BATCH, QUERY, Batch, Statement
 from tests.worker.conftest import RunningWorker
 from tests.worker.hostile import BOMB, WRITE, Bystander, refusal, statement, table_is_empty
 from tests.worker.raw import RawClient
@@ -53,28 +53,22 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
-@pytest.mark.parametrize("operation", ["sql.execute", "sql.query"])
-def test_a_value_that_does_not_fit(client: RawClient, value: bytes, operation: str) -> None:
-    error = refusal(client, statement(INSERT, value), operation)
-    assert isinstance(error, InvalidRequestError)
-    assert error.outcome == "not_committed"
-    assert table_is_empty(client, "kept")
-
-
-@pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
-def test_a_value_that_does_not_fit_in_a_batch(client: RawClient, value: bytes) -> None:
-    good = statement(INSERT, b"\x01")
-    error = refusal(client, b"\x91\x92" + good + statement(INSERT, value), BATCH.name)
-    assert isinstance(error, InvalidRequestError)
-    assert table_is_empty(client, "kept")
-
-
-@pytest.mark.parametrize("value", REFUSED.values(), ids=REFUSED)
-def test_a_value_that_does_not_fit_by_name(client: RawClient, value: bytes) -> None:
+def test_a_value_that_does_not_fit(client: RawClient, value: bytes) -> None:
+    by_place = statement(INSERT, value)
     text = b"insert into kept values(:a)"
-    arguments = b"\x92\xd9" + bytes([len(text)]) + text + b"\x81\xa1a" + value
-    assert isinstance(refusal(client, arguments, WRITE), InvalidRequestError)
-    assert table_is_empty(client, "kept")
+    by_name = b"\x92\xd9" + bytes([len(text)]) + text + b"\x81\xa1a" + value
+    in_a_batch = b"\x91\x92" + statement(INSERT, b"\x01") + by_place
+    for arguments, operation in (
+        (by_place, WRITE),
+        (by_place, QUERY.name),
+        (by_name, WRITE),
+        (by_name, QUERY.name),
+        (in_a_batch, BATCH.name),
+    ):
+        error = refusal(client, arguments, operation)
+        assert isinstance(error, InvalidRequestError)
+        assert error.outcome == "not_committed"
+        assert table_is_empty(client, "kept")
 
 
 @pytest.mark.parametrize("key", [b"\x01", b"\xc4\x01a", b"\xc0", b"\xa3" + SURROGATE, b"\x91\x01"])
@@ -123,9 +117,7 @@ def test_a_value_that_fits_comes_back_unchanged(client: RawClient, value: object
     assert client.query("select count(*) from kept where a = ?", value).scalar() == 2
 
 
-storable = (
-    st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
-)
+storable = st.none() | st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False) | st.text() | st.binary()
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -137,7 +129,9 @@ def test_whatever_can_be_stored_comes_back(client: RawClient, values: list[objec
     assert found == [tuple(values)]
     # Written in one statement, so that half of it can never be there.
     rows = ",".join(["(?)"] * len(values))
-    client.call(BATCH, Batch([Statement("delete from kept"), Statement(f"insert into kept values {rows}", values)]))
+    client.call(
+        BATCH, Batch([Statement("delete from kept"), Statement(f"insert into kept values {rows}", values)])
+    )
     assert client.query("select a from kept order by rowid").rows == [(value,) for value in values]
 
 
@@ -167,7 +161,9 @@ def test_a_name_with_a_nul_is_no_name(client: RawClient) -> None:
 
 def test_too_few_and_too_many_values(client: RawClient) -> None:
     for values in ([], [1, 2], {}, {"b": 1}):
-        assert isinstance(refusal(client, Statement("insert into kept values(:a)", values), WRITE), InvalidRequestError)
+        assert isinstance(
+            refusal(client, Statement("insert into kept values(:a)", values), WRITE), InvalidRequestError
+        )
     assert table_is_empty(client, "kept")
 
 

@@ -3,9 +3,10 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
+import pytest
 
 from storage_worker.admission import Lane
 from storage_worker.database.connection import Database
@@ -26,6 +27,9 @@ from storage_worker.transaction import Transaction
 from storage_worker.writer import Writer
 
 Work = Callable[[Transaction], Any]
+
+_UNHURRIED = {"group_work_ms_max": 600_000}
+"""Groups that take as long as they like, so that a busy machine does not close them."""
 
 _EVER_S = 3600.0
 """A deadline that no test reaches."""
@@ -53,7 +57,7 @@ class Workbench:
         **limits: int,
     ) -> None:
         self.path = path
-        self.limits = msgspec.structs.replace(DEFAULT_LIMITS, **limits)
+        self.limits = msgspec.structs.replace(DEFAULT_LIMITS, **(_UNHURRIED | limits))
         self.lane = Lane()
         self.durability: Durability = durability
         self.writer = Writer(self.lane, self._open, self._receipts, self.limits)
@@ -69,7 +73,7 @@ class Workbench:
         prepare_own_tables(database)
         return Receipts(database, self.limits)
 
-    def __enter__(self) -> "Workbench":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -109,7 +113,11 @@ class Workbench:
         operation = Operation[[], Any]("traps.handler", "write", Statement, Any, solo=solo)
         served = Served(operation, lambda tx, _: work(tx))
         defaults: dict[str, Any] = {
-            "client": None, "seconds": _EVER_S, "key": None, "transaction": 0, "result_bytes": MIB
+            "client": None,
+            "seconds": _EVER_S,
+            "key": None,
+            "transaction": 0,
+            "result_bytes": MIB,
         }
         return self._place(served, Statement(""), **(defaults | options))
 
@@ -159,6 +167,23 @@ class Workbench:
         """What the database holds, asked on the writer's connection outside of any transaction."""
         assert not self.writer.database.in_transaction
         return self.writer.database.own(sql)
+
+
+def when_started(bench: Workbench, monkeypatch: pytest.MonkeyPatch, act: Callable[[Job], None]) -> None:
+    """Have `act` done whenever a request is being watched, just before it runs."""
+    watch = bench.writer.watch
+    start = watch.start
+
+    def start_and_act(job: Job, now_ns: int, hostage_ns: int) -> None:
+        start(job, now_ns, hostage_ns)
+        act(job)
+
+    monkeypatch.setattr(watch, "start", start_and_act)
+
+
+def end_deadline(job: Job) -> None:
+    """Let the time of a running request be over."""
+    job.deadline_ns = 1
 
 
 def answer(job: Job) -> Reply | Failure:

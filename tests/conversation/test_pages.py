@@ -1,0 +1,187 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from storage_worker import conversation
+from storage_worker.conversation.bounds import PAGE_BYTES_DEFAULT, ROW_BYTES_MAX
+from storage_worker.conversation.records import Page
+from storage_worker.protocol.errors import InvalidRequestError, ResultTooLargeError
+from storage_worker.protocol.limits import DEFAULT_LIMITS, INLINE_BYTES_MAX
+from storage_worker.store import StoreOperation
+from storage_worker.transaction import Transaction
+
+from .desk import ROOM, Desk, desk_at
+
+Reader = Callable[..., Page[Any]]
+
+
+def reader(desk: Desk, operation: StoreOperation[..., Any], **scope: Any) -> Reader:
+    return lambda **options: operation.handler(desk.tx, **scope, **options)
+
+
+def read_all(read: Reader, between: Callable[[], object] = lambda: None, **options: Any) -> list[Any]:
+    """Every item of a listing, page by page; `between` is called between pages."""
+    found: list[Any] = []
+    after = 0
+    while True:
+        page = read(after=after, **options)
+        found += page.items
+        if not page.more:
+            return found
+        assert page.items
+        after = page.cursor
+        between()
+
+
+def fill(desk: Desk, count: int) -> dict[str, Reader]:
+    """All listings, each of so many items."""
+    for number in range(count):
+        session = f"s{number}"
+        desk.admit(f"message {number}", session=session, room=ROOM)
+        desk.admit(f"message {number}")
+        desk.output("reasoning", text=str(number))
+    for number in range(count - 1):
+        conversation.create_room.handler(desk.tx, f"r{number}")
+    return {
+        "events": reader(desk, conversation.events, session="s"),
+        "all events": reader(desk, conversation.events),
+        "messages of a session": reader(desk, conversation.messages, session="s"),
+        "messages of a room": reader(desk, conversation.messages, room=ROOM),
+        "observations": reader(desk, conversation.observations, session="s"),
+        "rooms": reader(desk, conversation.rooms),
+        "sessions": reader(desk, conversation.sessions),
+        "sessions of a room": reader(desk, conversation.sessions, room=ROOM),
+        "navigation": reader(desk, conversation.navigation),
+        "navigation of a room": reader(desk, conversation.navigation, room=ROOM),
+    }
+
+
+def test_every_listing_in_pages_of_every_size(desk: Desk) -> None:
+    for name, read in fill(desk, 7).items():
+        everything = read().items
+        assert len(everything) >= 7, name
+        assert len(set(everything)) == len(everything), name
+        for rows in (1, 2, 3, 7, 50):
+            assert read_all(read, page_rows=rows) == everything, name
+            newest = read_all(read, page_rows=rows, newest_first=True)
+            assert newest == everything[::-1], name
+
+
+def test_the_cursor_goes_on_behind_the_last_page(desk: Desk) -> None:
+    for name, read in fill(desk, 3).items():
+        last = read()
+        assert not last.more
+        empty = read(after=last.cursor)
+        assert (empty.items, empty.more, empty.cursor) == ([], False, last.cursor), name
+    read = reader(desk, conversation.events, session="s")
+    cursor = read().cursor
+    added = desk.append()
+    assert [event.stream_id for event in read(after=cursor).items] == [added.stream_id]
+
+
+def key_of(item: Any) -> int:
+    return int(item.stream_id if hasattr(item, "stream_id") else item.number)
+
+
+def test_nothing_is_repeated_or_skipped_while_others_append(desk: Desk) -> None:
+    listings = fill(desk, 5)
+
+    def append() -> None:
+        desk.admit("more")
+        desk.output("reasoning", session="another")
+        desk.admit("elsewhere", session=f"new {len(desk.events(None))}", room=ROOM)
+
+    for name, read in listings.items():
+        before = [key_of(each) for each in read().items]
+        later = iter([append] * 4)
+        found = read_all(read, lambda later=later: next(later, int)(), page_rows=2)
+        keys = [key_of(each) for each in found]
+        assert keys[: len(before)] == before, name
+        assert len(set(keys)) == len(keys), name
+        assert len(keys) > len(before) or name == "rooms"
+
+
+@pytest.mark.parametrize("bytes_max", [1, 2_000, 40_000])
+def test_pages_are_bounded_by_bytes_and_always_go_on(desk: Desk, bytes_max: int) -> None:
+    sizes = [10, INLINE_BYTES_MAX, 10, 10, INLINE_BYTES_MAX, INLINE_BYTES_MAX, 5]
+    for size in sizes:
+        desk.admit("x" * size, room=ROOM)
+    for operation, scope in (
+        (conversation.events, {"session": "s"}),
+        (conversation.messages, {"room": ROOM}),
+    ):
+        read = reader(desk, operation, **scope)
+        pages: list[int] = []
+
+        def noting(read: Reader = read, pages: list[int] = pages, **options: Any) -> Page[Any]:
+            page = read(**options)
+            size = sum(len(str(getattr(each, "text", None) or each.body)) for each in page.items)
+            pages.append(len(page.items))
+            assert size <= bytes_max or len(page.items) == 1
+            return page
+
+        assert len(read_all(noting, page_bytes=bytes_max)) == len(sizes)
+        assert all(pages)
+
+
+def test_a_page_is_bounded_by_what_the_request_allows(desk: Desk) -> None:
+    for _ in range(40):
+        desk.append(body="\N{GRINNING FACE}" * 1000, attributes={"a": "ä" * 1000})
+    statements = desk.tx._statements
+    small = Transaction(statements, 50_000, reads=True)
+    page = conversation.events.handler(small, "s")
+    assert page.more
+    assert 5 <= len(page.items) <= 9
+    tiny = Transaction(statements, 1_000, reads=True)
+    with pytest.raises(ResultTooLargeError):
+        conversation.events.handler(tiny, "s")
+
+
+def test_a_default_page_fits_a_default_result() -> None:
+    assert DEFAULT_LIMITS.result_bytes_default > PAGE_BYTES_DEFAULT + ROW_BYTES_MAX
+
+
+def test_messages_are_of_a_session_or_of_a_room(desk: Desk) -> None:
+    for session, room in ((None, None), ("s", ROOM)):
+        with pytest.raises(InvalidRequestError):
+            conversation.messages.handler(desk.tx, session, room)
+
+
+def test_what_is_not_there_is_an_empty_page(desk: Desk) -> None:
+    empty: list[tuple[StoreOperation[..., Any], dict[str, str]]] = [
+        (conversation.events, {"session": "no"}),
+        (conversation.messages, {"session": "no"}),
+        (conversation.messages, {"room": "no"}),
+        (conversation.observations, {"session": "no"}),
+        (conversation.sessions, {"room": "no"}),
+        (conversation.navigation, {"room": "no"}),
+    ]
+    for operation, scope in empty:
+        page = operation.handler(desk.tx, **scope)
+        assert (page.items, page.cursor, page.more) == ([], 0, False)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    sizes=st.lists(st.integers(0, 3_000), max_size=25),
+    rows=st.integers(1, 10),
+    bytes_max=st.integers(1, 9_000),
+    newest_first=st.booleans(),
+)
+def test_any_bounds_give_every_event_once(
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[int],
+    rows: int,
+    bytes_max: int,
+    newest_first: bool,
+) -> None:
+    with desk_at(tmp_path_factory.mktemp("pages") / "app.db") as desk:
+        for size in sizes:
+            desk.append(body="x" * size)
+        read = reader(desk, conversation.events, session="s")
+        found = read_all(read, page_rows=rows, page_bytes=bytes_max, newest_first=newest_first)
+        expected = list(range(1, len(sizes) + 1))
+        assert [event.sequence for event in found] == (expected[::-1] if newest_first else expected)
