@@ -328,6 +328,6 @@ class AsyncConnection:
         self._sock.close()
         waiting = self._exchange.waiting
         while waiting:
-            waiting.popitem()[1].finish(cause)
+            waiting.pop(next(iter(waiting))).finish(cause)
         while self._held:
             self._held.popleft().finish(cause)

@@ -86,10 +86,10 @@ class AsyncLine:
         Raises `DeadlineExceededError`, `InvalidRequestError` where the client was closed or belongs to
         another event loop, or why the worker cannot be reached.
         """
+        self._tie()
         ready = self.ready()
         if ready is not None:
             return ready
-        self._tie()
         await self._lock(deadline_ns)
         try:
             connection = self._connection

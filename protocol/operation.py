@@ -34,7 +34,7 @@ class Operation(Generic[P, R]):
         checks_values: bool = False,
     ) -> None:
         self.name = name
-        self.kind = kind
+        self.kind: Kind = kind
         self.arguments = arguments
         self.solo = solo
         self.admin = admin

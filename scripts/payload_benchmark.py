@@ -16,6 +16,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Annotated
@@ -34,6 +35,10 @@ assert bootstrap.entered()
 
 SHARE_GOAL = 0.5
 WARM_UP_ROUNDS = 2
+FILES_OF_A_ROUND = 4
+"""Two that stay, one that is written in vain, and some room."""
+
+MIB = 2**20
 STORE = "storage_worker.conversation:store"
 
 
@@ -54,7 +59,7 @@ class Figures(msgspec.Struct):
 
 
 def _rounds(*steps: list[float]) -> float:
-    return median(sum(each) for each in zip(*steps, strict=True))
+    return float(median(sum(each) for each in zip(*steps, strict=True)))
 
 
 def _timed(into: list[float], work: Callable[[], object]) -> None:
@@ -88,17 +93,31 @@ def store_round(figures: Figures, client: sw.Client, size: int) -> None:
     _timed(figures.put_again_ms, lambda: payload_client.put(client, body))
 
 
+def touch_memory(path: Path, size: int) -> None:
+    """Have the system touch so much memory for files: a virtual machine's first use of a page takes ten times longer."""
+    part = bytes(MIB)
+    with path.open("wb") as file:
+        for _ in range(0, size, MIB):
+            file.write(part)
+    path.unlink()
+
+
 def measure(size: int, rounds: int, folder: Path) -> Figures:
     """The figures of so many alternating rounds, after a few that do not count."""
     warm_up, figures = Figures(), Figures()
+    touch_memory(folder / "ballast", FILES_OF_A_ROUND * (rounds + WARM_UP_ROUNDS) * size)
     with (
         sw.StorageWorker(folder / "benchmark.db", stores=[STORE]) as worker,
         worker.connect() as client,
     ):
         for number in range(-WARM_UP_ROUNDS, rounds):
             into = warm_up if number < 0 else figures
-            plain_round(into, folder / f"plain-{number}", size)
-            store_round(into, client, size)
+            kinds: list[Callable[[], None]] = [
+                partial(plain_round, into, folder / f"plain-{number}", size),
+                partial(store_round, into, client, size),
+            ]
+            for run in kinds if number % 2 else reversed(kinds):
+                run()
     return figures
 
 

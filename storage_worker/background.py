@@ -30,7 +30,11 @@ class Task(Protocol):
     """Something to be done in slices."""
 
     status: BackgroundTask
-    ended: bool
+
+    @property
+    def ended(self) -> bool:
+        """Whether it wants no slice any more and is to be forgotten."""
+        ...
 
     def due_ns(self) -> int:
         """When it wants its next slice, on the monotonic clock; 0 for never."""
@@ -258,5 +262,7 @@ def _checked_target(path: str, database_path: str) -> str:
     real = os.path.realpath(path)
     own = [database_path + suffix for suffix in ("", *SIDE_SUFFIXES)]
     if real in own or real.startswith(f"{database_path}-sw/"):
-        raise DatabasePathError(f"{path} is a file of the database itself; name another", details={"file": path})
+        raise DatabasePathError(
+            f"{path} is a file of the database itself; name another", details={"file": path}
+        )
     return path

@@ -18,7 +18,7 @@ from .protocol.errors import (
 )
 from .protocol.framing import frame
 from .protocol.limits import PROTOCOL_ENVELOPE_BYTES, Limits
-from .protocol.operation import Operation
+from .protocol.operation import Kind, Operation
 from .protocol.status import Histogram
 from .transaction import KeptFailure, Transaction
 
@@ -56,7 +56,7 @@ class Served:
     ) -> None:
         self.operation = operation
         self.name = operation.name
-        self.kind = operation.kind
+        self.kind: Kind = operation.kind
         self.solo = operation.solo
         self.admin = operation.admin
         self.run = run

@@ -228,7 +228,9 @@ class Intake:
                 raise refusal
             if request.key is not None:
                 if served.keyless:
-                    raise InvalidRequestError(f"{served.name} takes no request key: there is nothing to repeat of it")
+                    raise InvalidRequestError(
+                        f"{served.name} takes no request key: there is nothing to repeat of it"
+                    )
                 job.key = checked_key(request.key, self._limits.request_key_bytes_max)
         return job
 
@@ -395,7 +397,12 @@ class Intake:
                 waited = self._take_out(job)
                 # A write may be in the middle of its COMMIT.
                 outcome: Outcome = "not_committed" if waited or job.served.kind == "read" else "unknown"
-                fail(job, WorkerUnavailableError(f"{why}; it had not answered this request yet"), self._limits, outcome)
+                fail(
+                    job,
+                    WorkerUnavailableError(f"{why}; it had not answered this request yet"),
+                    self._limits,
+                    outcome,
+                )
                 self._answer(job, now)
         self.pipes.flush()
 

@@ -83,13 +83,18 @@ class Runner:
     def _run_plain(self, job: Job, tx: Transaction) -> None:
         """Run one statement that returns nothing without a savepoint of its own."""
         database = self._database
-        changes = database.total_changes()
         try:
             result = job.served.run(tx, job.arguments)
-        except Exception as error:
+        except StorageError as error:
             self._check_alive(error)
-            if database.total_changes() != changes:
+            if error.details.get("sqlite_code"):
+                # SQLite ran it. What OR FAIL leaves behind it counts as changes, but not what REPLACE deleted
+                # before a trigger failed, so that no count tells whether anything is left.
+                database.forget_plain(job.arguments.sql)
                 raise UndoneError from error
+            raise
+        except Aborted as error:
+            self._check_alive(error)
             raise
         if database.deferred_violations():
             raise UndoneError
@@ -131,6 +136,8 @@ class Runner:
             # A handler may have swallowed what ended its transaction; that still is what happened.
             error = tx.ended_by or raised
             self._undo_savepoint(error)
+            if job.served.plain:
+                database.forget_plain(job.arguments.sql)
             if isinstance(error, Aborted):
                 raise error from None
             raise as_typed(error, job.served.name) from raised

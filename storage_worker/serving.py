@@ -232,7 +232,8 @@ class Serving:
             idle = 0 if since else idle + 1
             if idle > DEPUTY_IDLE_LOOKS:
                 self._deputy_sleeps = True
-                if not self._busy_since_ns:
+                # Looked at after the flag is set: whoever changes either of them sees it, and rouses.
+                if not (self._busy_since_ns or self._ended):
                     self._rouse.acquire()
                 self._deputy_sleeps = False
                 idle = 0

@@ -24,7 +24,7 @@ from .records import (
 )
 from .rooms import require_room
 from .schema import store
-from .standing import Standing, read_standing
+from .standing import Noted, Standing, read_standing
 from .vocabulary import COMPLETE, IDLE, RUNNING, USER_MESSAGE
 
 NOBODY = Sender()
@@ -113,9 +113,7 @@ def _write(
     now, preview = draft.created_ms, draft.content.preview
     voice = Voice(message.role, message.turn_id, message.sender, message.thread_root, COMPLETE)
     number = write_message(tx, draft, voice, standing, room, message_id)
-    standing.show(now, RUNNING, preview)
-    standing.note(now, IDLE, preview, message.runtime_binding)
-    standing.save(tx, room, tx.now_ms())
+    standing.save(tx, room, now, RUNNING, preview, Noted(IDLE, preview, message.runtime_binding))
     return number
 
 

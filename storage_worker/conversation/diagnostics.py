@@ -66,6 +66,5 @@ def _append(tx: Transaction, stored: Stored, comparison: Comparison, incoming: D
     )
     stream_id = write_event(tx, draft, standing, stored.room)
     assert stream_id is not None, "its key was looked for"
-    standing.show(now, None, "")
-    standing.save(tx, stored.room, now)
+    standing.save(tx, stored.room, now, None, "", None)
     return stream_id

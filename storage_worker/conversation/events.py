@@ -28,7 +28,7 @@ from .records import (
 )
 from .rooms import find_default_room
 from .schema import store
-from .standing import Standing, read_standing
+from .standing import Noted, Standing, read_standing
 
 _COLUMNS = (
     "stream_id, session_id, sequence, room_id, actor, type, event_id, aggregate_kind, aggregate_id, version,"
@@ -286,9 +286,7 @@ def append(
     stream_id = write_event(tx, draft, standing, room_id)
     if stream_id is None:
         return appended(find_repeated(tx, draft, arrival))
-    standing.show(draft.created_ms, None, "")
-    standing.note(draft.created_ms, None, "", None)
-    standing.save(tx, room_id, tx.now_ms())
+    standing.save(tx, room_id, draft.created_ms, None, "", Noted())
     return Appended(
         stream_id,
         session,

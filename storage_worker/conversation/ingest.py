@@ -45,7 +45,7 @@ from .records import (
     Time,
 )
 from .schema import store
-from .standing import Standing, read_standing
+from .standing import Noted, Standing, read_standing
 from .vocabulary import COMPLETE, EVENT_TYPES, UNKNOWN, EventType, Fields, execution_phase, text_of
 
 AGENT = Sender(source="agent")
@@ -142,10 +142,10 @@ def _write(tx: Transaction, output: Output) -> Ingested | None:
     elif kind.leaves == "observation":
         observation_id = f"o-{record}"
         write_observation(tx, stream_id, observation_id, draft.session, kind, fields)
-    standing.show(draft.created_ms, kind.session_status, preview)
+    noted = None
     if output.room is not None:
-        standing.note(draft.created_ms, kind.session_status, preview, output.runtime_binding)
-    standing.save(tx, room, draft.created_ms)
+        noted = Noted(kind.session_status, preview, output.runtime_binding)
+    standing.save(tx, room, draft.created_ms, kind.session_status, preview, noted)
     return Ingested(
         stream_id,
         False,

@@ -10,7 +10,7 @@ from . import payloads
 from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
 from .canonical import BODY_COLUMNS, EMPTY_TEXT, NO_CONTENT, body_of
 from .events import Draft
-from .pages import Listing
+from .pages import Listing, LogListing
 from .records import Cursor, Message, Name, Page, PageBytes, PageRows, Sender
 from .schema import store
 from .standing import Standing
@@ -28,6 +28,10 @@ _INSERT = (
     " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _OF_EVENT = "select id, number from conversation_messages where stream_id = ?"
+
+
+def _of_t(columns: str) -> str:
+    return ", ".join(f"t.{each.strip()}" for each in columns.split(","))
 
 
 def _message(
@@ -73,7 +77,7 @@ def _message(
     )
 
 
-_OF_SESSION: Final = Listing("conversation_messages", "sequence", _COLUMNS, _TEXTS, _message, "session_id")
+_OF_SESSION: Final = LogListing("conversation_messages", _of_t(_COLUMNS), _of_t(_TEXTS), _message)
 _OF_ROOM: Final = Listing("conversation_messages", "number", _COLUMNS, _TEXTS, _message, "room_id")
 
 
@@ -137,7 +141,7 @@ def messages(
     page_bytes: PageBytes = PAGE_BYTES_DEFAULT,
     newest_first: bool = False,
 ) -> Page[Message]:
-    """A page of messages, of a session by their sequence or of a room by their number; `after` is the last cursor.
+    """A page of messages, of a session or of a room, in their order there; `after` is the last page's cursor.
 
     Raises `InvalidRequestError` where not exactly one of session and room is named.
     """

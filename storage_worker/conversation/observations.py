@@ -5,13 +5,13 @@ from typing import Any, Final
 from ..transaction import Transaction
 from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
 from .canonical import BODY_COLUMNS, body_of
-from .pages import Listing
+from .pages import LogListing
 from .records import Cursor, Name, Observation, Page, PageBytes, PageRows
 from .schema import store
 from .vocabulary import PARTIAL, EventType, Fields, status_of, text_of
 
 _COLUMNS = (
-    "o.stream_id, o.id, o.session_id, o.kind, o.turn_id, o.tool_call_id, o.invocation, o.status, e.attributes,"
+    "t.stream_id, t.id, t.session_id, t.kind, t.turn_id, t.tool_call_id, t.invocation, t.status, e.attributes,"
     f" e.created_ms, {', '.join(f'e.{each.strip()}' for each in BODY_COLUMNS.split(','))}"
 )
 _INSERT = (
@@ -61,14 +61,12 @@ def _observation(
     )
 
 
-_OF_SESSION: Final = Listing(
-    "conversation_observations o join conversation_events e on e.stream_id = o.stream_id",
-    "o.stream_id",
+_OF_SESSION: Final = LogListing(
+    "conversation_observations",
     _COLUMNS,
-    "o.id, o.session_id, o.kind, o.turn_id, o.tool_call_id, o.status, e.attributes, e.content_type,"
+    "t.id, t.session_id, t.kind, t.turn_id, t.tool_call_id, t.status, e.attributes, e.content_type,"
     " e.retention_class, e.body",
     _observation,
-    "o.session_id",
 )
 
 

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,12 +22,13 @@ from ..protocol.errors import (
 from ..protocol.limits import INLINE_BYTES_MAX, MIB
 from ..protocol.operation import Call
 from . import payload_files as files
+from . import payload_placing as placing
 from .bounds import RETENTION_DEFAULT
 from .canonical import canonical_json, preview_of
 from .payload_check import CheckPosition, PayloadFinding, check_payloads
 from .payload_files import CHUNK_BYTES, Folder
 from .payload_sweep import GRACE_MS_DEFAULT, SweepPosition, Swept, sweep_payloads
-from .payloads import Offer, locate_payload, name_of, offer_payload, place_payload, prepare_payload
+from .payloads import Offer, locate_payload, name_of, offer_payload, payload_folder, place_payload
 from .records import JSON, TEXT, Body, PayloadRef
 
 BINARY = "application/octet-stream"
@@ -151,48 +151,30 @@ class _Writing:
         offer = self._offer(sha256, len(body))
         if offer.ref is not None:
             return offer.ref
-        with files.temporary_file(Folder(offer.folder)) as file:
-            file.write(files.pack(body))
+        with placing.temporary_file(Folder(offer.folder)) as file:
+            file.write(placing.pack(body))
             return self._place(file, len(body), lambda: sha256)
 
     def put_large(self, body: memoryview) -> PayloadRef:
-        """Put a body that is held in memory and stored as it is; it is hashed while it is written.
-
-        Where the store seems to have it, it is written only after a closer look.
-        """
-        prepared = self._call(prepare_payload(len(body)))
-        folder = Folder(prepared.folder)
-        is_likely = any(files.looks_like(folder, name, body) for name in prepared.alike)
-        with ThreadPoolExecutor(1, "payload-hash") as helper:
+        """Put a body that is held in memory and stored as it is; it is hashed while the rest is done."""
+        folder = Folder(self._call(payload_folder()))
+        with ThreadPoolExecutor(1, "payload-hash") as helper, placing.temporary_file(folder) as file:
             hashing = helper.submit(_sha256, body)
-            if is_likely:
-                found = self._offer(hashing.result(), len(body)).ref
-                if found is not None:
-                    return found
-            with files.temporary_file(folder) as file:
-                self._write((body[at : at + CHUNK_BYTES] for at in range(0, len(body), CHUNK_BYTES)), file)
-                return self._place(file, len(body), hashing.result)
+            self._write((body[at : at + CHUNK_BYTES] for at in range(0, len(body), CHUNK_BYTES)), file)
+            return self._place(file, len(body), hashing.result)
 
     def put_stream(self, parts: Iterable[bytes]) -> PayloadRef:
         """Put a body that is stored as it is while it comes, whose size shows at its end."""
-        folder = Folder(self._call(prepare_payload()).folder)
+        folder = Folder(self._call(payload_folder()))
         digest = hashlib.sha256()
-        with files.temporary_file(folder) as file:
-            with ThreadPoolExecutor(1, "payload-hash") as helper:
-                size = self._write(parts, file, lambda part: helper.submit(digest.update, part))
-            sha256 = digest.hexdigest()
-            if os.path.lexists(
-                folder.path_of(files.name_of(sha256, self._content_type, self._retention_class))
-            ):
-                found = self._offer(sha256, size).ref
-                if found is not None:
-                    return found
-            return self._place(file, size, lambda: sha256)
+        with ThreadPoolExecutor(1, "payload-hash") as helper, placing.temporary_file(folder) as file:
+            size = self._write(parts, file, lambda part: helper.submit(digest.update, part))
+            return self._place(file, size, digest.hexdigest)
 
     def _write(
         self,
         parts: Iterable[bytes | memoryview],
-        file: files.TemporaryFile,
+        file: placing.TemporaryFile,
         hashed: Callable[[bytes | memoryview], Future[None]] | None = None,
     ) -> int:
         """Write the parts, each while `hashed` has it hashed; the size of them all."""
@@ -211,7 +193,7 @@ class _Writing:
                 hashing.result()
         return size
 
-    def _place(self, file: files.TemporaryFile, size: int, sha256: Callable[[], str]) -> PayloadRef:
+    def _place(self, file: placing.TemporaryFile, size: int, sha256: Callable[[], str]) -> PayloadRef:
         """Have the worker put the file into its place, and see that it took it for the same body."""
         try:
             ref = self._call(place_payload(file.name, size, self._content_type, self._retention_class))

@@ -11,8 +11,8 @@ Why a sweep never takes a file from under a row, or from whoever puts it again:
   transaction held; and a later `commit` looks for the file itself. Where the transaction is rolled back nothing is
   removed, and where the worker dies before the removal the file waits for the next sweep.
 - A client may touch a file between the sweep's look at it and its removal. So the file is taken out of its place
-  first, looked at then, and put back where it was touched (`payload_files.remove`); whoever touches a file looks
-  afterwards whether it is still in its place, and writes it anew where it is not (`payload_files.find`).
+  first, looked at then, and put back where it was touched (`payload_placing.remove`); whoever touches a file looks
+  afterwards whether it is still in its place, and writes it anew where it is not (`payload_placing.find`).
 """
 
 import logging
@@ -25,6 +25,7 @@ from ..protocol.errors import InvalidRequestError
 from ..protocol.limits import DEFAULT_LIMITS, MIB
 from ..transaction import Transaction
 from . import payload_files as files
+from . import payload_placing as placing
 from .payload_files import Folder
 from .payloads import condemned, folder_of
 from .records import Time
@@ -90,7 +91,7 @@ class _Slice:
 
     def take(self, found: list[str], name: str, path: str) -> None:
         """Take a file into `found` where it is old enough."""
-        size = files.old_bytes(path, self.cutoff_ns)
+        size = placing.old_bytes(path, self.cutoff_ns)
         if size is not None:
             found.append(name)
             self.bytes += size
@@ -103,9 +104,9 @@ class _Slice:
         for name in self.names:
             if name in condemned:
                 condemned.discard(name)
-                _try(files.remove, self.folder, name, self.cutoff_ns)
+                _try(placing.remove, self.folder, name, self.cutoff_ns)
         for name in self.temporaries:
-            _try(files.remove_temporary, self.folder, name)
+            _try(placing.remove_temporary, self.folder, name)
 
 
 def _try(remove: Callable[..., None], *arguments: object) -> None:
@@ -125,7 +126,7 @@ def sweep_payloads(
     longer than any body takes from being put to the commit of a reference to it; that commit fails otherwise.
     """
     position = position or SweepPosition()
-    # What an earlier sweep condemned in this transaction may wait; one that was rolled back removes nothing.
+    # What is left of a sweep that was rolled back; that of an earlier one in this transaction may wait.
     condemned.clear()
     if position.part == "temporary":
         grace_ms = max(grace_ms, ABANDONED_MS_MIN)
@@ -147,7 +148,7 @@ def _sweep_rows(tx: Transaction, part: _Slice, after: str) -> Swept:
         tx.execute(_DELETE, (name,))
         if files.is_name(name):
             # Where the deletion is rolled back the file has only become newer.
-            files.touch(part.folder.path_of(str(name)))
+            placing.touch(part.folder.path_of(str(name)))
     last = names[-1] if len(names) == SEEN_COUNT_MAX else None
     # What is no text comes behind all texts; there is nothing to go on behind.
     following = SweepPosition("rows", last) if isinstance(last, str) else SweepPosition("files")
@@ -167,11 +168,11 @@ def _names(folder: Folder, after: str) -> Iterator[str]:
     if after and not files.is_name(after):
         raise InvalidRequestError(f"no sweep goes on behind the file {after!r}")
     for bucket in range(int(after[:2] or "0", 16), _BUCKETS):
-        yield from filter(files.is_name, files.listing(f"{folder.objects}/{bucket:02x}", after))
+        yield from filter(files.is_name, placing.listing(f"{folder.objects}/{bucket:02x}", after))
 
 
 def _sweep_temporary(_: Transaction, part: _Slice, after: str) -> Swept:
-    for seen, name in enumerate(files.listing(part.folder.temporary, after), 1):
+    for seen, name in enumerate(placing.listing(part.folder.temporary, after), 1):
         part.take(part.temporaries, name, f"{part.folder.temporary}/{name}")
         if seen >= SEEN_COUNT_MAX or part.is_full:
             return part.result(SweepPosition("temporary", name))

@@ -12,6 +12,7 @@ from ..ownership import SidePaths
 from ..protocol.errors import InvalidRequestError, result_too_large
 from ..transaction import Transaction
 from . import payload_files as files
+from . import payload_placing as placing
 from .errors import PayloadNotFoundError
 from .payload_files import Folder
 from .records import Cursor, Name, PayloadRef
@@ -33,11 +34,11 @@ _RELEASE = (
     " where name = ? and reference_count > 0 returning reference_count"
 )
 _FIND = f"select {FIELDS} from conversation_payloads where name = ?"  # noqa: S608 - of constants
-_LARGE = "select name from conversation_payloads where bytes = ? and encoding = 'identity' limit ?"
+_ALIKE = "select name from conversation_payloads where bytes = ? and encoding = 'identity' limit ?"
 _DATABASE = "select file from pragma_database_list where name = 'main'"
 
 ALIKE_COUNT_MAX = 8
-"""How many payloads of one size a client is told of."""
+"""With how many payloads of its size a large body is compared before it is synced."""
 
 _TABLE = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
@@ -53,13 +54,6 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
 
     folder: str
     ref: PayloadRef | None
-
-
-class Prepared(msgspec.Struct, frozen=True, array_like=True):
-    """Where a client writes a body, and names of payloads of its size: it may be one of them."""
-
-    folder: str
-    alike: list[str]
 
 
 class Located(msgspec.Struct, frozen=True, array_like=True):
@@ -159,12 +153,11 @@ def ref_of(row: tuple[object, ...]) -> PayloadRef | None:
 
 
 @store.read
-def prepare_payload(tx: Transaction, size: Cursor | None = None) -> Prepared:
-    """Make the directories that are missing, for a body of `size` bytes; None where that is not known yet."""
+def payload_folder(tx: Transaction) -> str:
+    """The directory that holds the payloads, made where it is missing."""
     folder = folder_of(tx)
-    folder.prepare()
-    rows = [] if size is None else tx.query(_LARGE, (size, ALIKE_COUNT_MAX)).rows
-    return Prepared(folder.path, [str(name) for (name,) in rows])
+    placing.prepare(folder)
+    return folder.path
 
 
 @store.read
@@ -176,8 +169,8 @@ def offer_payload(
     Where its file is there and sound the answer has the reference, and the file is kept for the grace time.
     """
     folder = folder_of(tx)
-    folder.prepare()
-    return Offer(folder.path, files.find(folder, sha256, content_type, retention_class, size))
+    placing.prepare(folder)
+    return Offer(folder.path, placing.find(folder, sha256, content_type, retention_class, size))
 
 
 @store.read
@@ -189,7 +182,8 @@ def place_payload(
     A read, since it touches no row. Raises `StorageCorruptError` where the file is missing (`check` in its details)
     or does not hold such a body, `StorageFullError`.
     """
-    return files.place(folder_of(tx), temporary, size, content_type, retention_class)
+    alike = [str(name) for (name,) in tx.query(_ALIKE, (size, ALIKE_COUNT_MAX)).rows]
+    return placing.place(folder_of(tx), temporary, size, content_type, retention_class, alike)
 
 
 @store.read

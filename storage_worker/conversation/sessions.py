@@ -9,11 +9,12 @@ from .errors import SessionNotFoundError
 from .pages import Listing
 from .records import Binding, Cursor, Name, Page, PageBytes, PageRows, Session, Status
 from .schema import store
-from .standing import read_standing
+from .standing import Noted, read_standing
 
 _COLUMNS: Final = "session_number, id, room_id, parent_id, root_id, status, runtime_binding, first_preview, activity_ms, created_ms"
 _ONE: Final = f"select {_COLUMNS} from conversation_sessions where id = ? and session_number is not null"  # noqa: S608 - of constants
 _ADOPT: Final = "update conversation_sessions set parent_id = ?, root_id = ? where number = ?"
+_BIND: Final = "update conversation_sessions set runtime_binding = ? where number = ?"
 _TEXTS: Final = "id, room_id, parent_id, root_id, status, runtime_binding, first_preview"
 _ALL: Final = Listing("conversation_sessions", "session_number", _COLUMNS, _TEXTS, Session)
 _OF_ROOM: Final = Listing("conversation_sessions", "session_number", _COLUMNS, _TEXTS, Session, "room_id")
@@ -57,11 +58,9 @@ def upsert_session(
             f"the session {session!r} stands in the room {standing.own_room!r} and cannot leave it"
         )
     now = tx.now_ms()
-    standing.show(now, status, "")
-    standing.note(now, status, "", None)
+    standing.save(tx, room_id, now, status, "", Noted(status))
     if runtime_binding is not None:
-        standing.runtime_binding = runtime_binding
-    standing.save(tx, room_id, now)
+        tx.execute(_BIND, (runtime_binding, standing.number))
     if parent is not None:
         above = find_session(tx, parent)
         tx.execute(_ADOPT, (parent, parent if above is None else above.root, standing.number))

@@ -3,7 +3,7 @@
 Nothing is written before the event itself is: whether it repeats another one shows when it is inserted.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -12,8 +12,7 @@ from .rooms import default_room, require_room
 from .vocabulary import IDLE
 
 _READ: Final = (
-    "select id, number, room_id, session_number, status, runtime_binding, first_preview, activity_ms, shown_status,"
-    " shown_preview, shown_activity_ms, last_sequence, last_message, tools_finished, largest_output_tokens,"
+    "select id, number, room_id, session_number, last_sequence, last_message, tools_finished, largest_output_tokens,"
     " largest_output_basis, (select max(stream_id) from conversation_events),"
     " (select max(number) from conversation_messages m where m.room_id = s.room_id)"
     " from conversation_sessions s where id = ?"
@@ -23,40 +22,52 @@ _LAST_IN_ROOM: Final = "select max(number) from conversation_messages where room
 _LAST_NUMBER: Final = "select max(number) from conversation_sessions"
 _LAST_SESSION_NUMBER: Final = "select max(session_number) from conversation_sessions"
 _INSERT: Final = (
-    "insert into conversation_sessions(shown_status, shown_preview, shown_activity_ms, last_sequence, last_message,"
-    " tools_finished, largest_output_tokens, largest_output_basis, status, runtime_binding, first_preview, activity_ms,"
-    " number, id, room_id) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "insert into conversation_sessions(last_sequence, last_message, tools_finished, largest_output_tokens,"
+    " largest_output_basis, shown_status, shown_preview, shown_activity_ms, number, id, room_id)"
+    " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
+# A status or a preview that is not told leaves what is there, activity never goes back, and what ingest knows of a
+# runtime never takes the place of what is stored.
 _SHOW: Final = (
-    "update conversation_sessions set shown_status = ?, shown_preview = ?, shown_activity_ms = ?, last_sequence = ?,"
-    " last_message = ?, tools_finished = ?, largest_output_tokens = ?, largest_output_basis = ? where number = ?"
+    "update conversation_sessions set last_sequence = ?, last_message = ?, tools_finished = ?,"
+    " largest_output_tokens = ?, largest_output_basis = ?, shown_status = coalesce(?, shown_status),"
+    " shown_preview = coalesce(?, shown_preview),"
+    " shown_activity_ms = case when shown_activity_ms < ? then ? else shown_activity_ms end where number = ?"
 )
 _CHANGE: Final = (
-    "update conversation_sessions set shown_status = ?, shown_preview = ?, shown_activity_ms = ?, last_sequence = ?,"
-    " last_message = ?, tools_finished = ?, largest_output_tokens = ?, largest_output_basis = ?, status = ?,"
-    " runtime_binding = ?, first_preview = ?, activity_ms = ? where number = ?"
+    "update conversation_sessions set last_sequence = ?, last_message = ?, tools_finished = ?,"
+    " largest_output_tokens = ?, largest_output_basis = ?, shown_status = coalesce(?, shown_status),"
+    " shown_preview = coalesce(?, shown_preview),"
+    " shown_activity_ms = case when shown_activity_ms < ? then ? else shown_activity_ms end,"
+    " status = coalesce(?, status), first_preview = coalesce(first_preview, ?),"
+    " runtime_binding = coalesce(runtime_binding, ?),"
+    " activity_ms = case when activity_ms < ? then ? else activity_ms end where number = ?"
 )
-_MAKE: Final = "update conversation_sessions set session_number = ?, room_id = ?, root_id = ?, created_ms = ? where number = ?"
+_MAKE: Final = (
+    "update conversation_sessions set session_number = ?, room_id = ?, root_id = id, status = ?, first_preview = ?,"
+    " runtime_binding = ?, activity_ms = ?, created_ms = ? where number = ?"
+)
+
+
+class Noted(NamedTuple):
+    """What an event changes in the session itself, beside its activity; None and "" change nothing."""
+
+    status: str | None = None
+    preview: str = ""
+    runtime_binding: str | None = None
 
 
 class Standing(msgspec.Struct):
-    """A session's row, the last stream id of the log and the last message number of the session's room.
+    """A session's counters, the last stream id of the log and the last message number of the session's room.
 
     `number` is 0 for a session that was never named; `session_number` is None where only output without a room named
-    it. What is `shown_` is its navigation.
+    it.
     """
 
     session: str
     number: int = 0
     own_room: str = ""
     session_number: int | None = None
-    status: str | None = None
-    runtime_binding: str | None = None
-    first_preview: str | None = None
-    activity_ms: int | None = None
-    shown_status: str = IDLE
-    shown_preview: str = ""
-    shown_activity_ms: int = 0
     sequence: int = 0
     message: int = 0
     tools_finished: int = 0
@@ -80,43 +91,56 @@ class Standing(msgspec.Struct):
         last = self.own_room_message if room == self.own_room else tx.scalar(_LAST_IN_ROOM, (room,))
         return int(last or 0) + 1
 
-    def show(self, now_ms: int, status: str | None, preview: str) -> None:
-        """Show an event in the navigation; None and an empty preview leave what is shown."""
-        self.shown_activity_ms = max(now_ms, self.shown_activity_ms)
-        self.shown_status = status or self.shown_status
-        self.shown_preview = preview or self.shown_preview
+    def save(
+        self,
+        tx: Transaction,
+        room: str,
+        now_ms: int,
+        status: str | None,
+        preview: str,
+        noted: Noted | None,
+    ) -> None:
+        """Write it back with what the navigation shows of an event, and what is noted in the session itself.
 
-    def note(self, now_ms: int, status: str | None, preview: str, runtime_binding: str | None) -> None:
-        """Note an event in the session itself; a runtime binding that is stored stays."""
-        self.activity_ms = max(now_ms, self.activity_ms or 0)
-        self.status = status or self.status or IDLE
-        self.first_preview = self.first_preview or preview or None
-        if self.runtime_binding is None:
-            self.runtime_binding = runtime_binding
-
-    def save(self, tx: Transaction, room: str, now_ms: int) -> None:
-        """Write it back; a session that was not there is made, in `room`."""
-        shown = (
-            self.shown_status,
-            self.shown_preview,
-            self.shown_activity_ms,
+        A session that was never named is added, in `room`; with `noted` one that was not made is made.
+        """
+        counters = (
             self.sequence,
             self.message,
             self.tools_finished,
             self.largest_output_tokens,
             self.largest_output_basis,
         )
-        own = (self.status, self.runtime_binding, self.first_preview, self.activity_ms)
         if not self.number:
             self.number = (tx.scalar(_LAST_NUMBER) or 0) + 1
-            tx.execute(_INSERT, (*shown, *own, self.number, self.session, room))
-        elif self.status is None:
-            tx.execute(_SHOW, (*shown, self.number))
+            shown = (status or IDLE, preview, now_ms)
+            tx.execute(_INSERT, (*counters, *shown, self.number, self.session, room))
+        elif noted is None or self.session_number is None:
+            tx.execute(_SHOW, (*counters, status, preview or None, now_ms, now_ms, self.number))
         else:
-            tx.execute(_CHANGE, (*shown, *own, self.number))
-        if self.status is not None and self.session_number is None:
-            self.session_number = (tx.scalar(_LAST_SESSION_NUMBER) or 0) + 1
-            tx.execute(_MAKE, (self.session_number, room, self.session, now_ms, self.number))
+            tx.execute(
+                _CHANGE,
+                (
+                    *counters,
+                    status,
+                    preview or None,
+                    now_ms,
+                    now_ms,
+                    noted.status,
+                    noted.preview or None,
+                    noted.runtime_binding,
+                    now_ms,
+                    now_ms,
+                    self.number,
+                ),
+            )
+        if noted is not None and self.session_number is None:
+            self._make(tx, room, now_ms, noted)
+
+    def _make(self, tx: Transaction, room: str, now_ms: int, noted: Noted) -> None:
+        self.session_number = (tx.scalar(_LAST_SESSION_NUMBER) or 0) + 1
+        own = (noted.status or IDLE, noted.preview or None, noted.runtime_binding, now_ms, now_ms)
+        tx.execute(_MAKE, (self.session_number, room, *own, self.number))
 
 
 def read_standing(tx: Transaction, session: str) -> Standing:

@@ -43,11 +43,6 @@ class Shape(msgspec.Struct, frozen=True):
     reads: bool
     columns: tuple[str, ...]
 
-    @property
-    def plain(self) -> bool:
-        """It changes something and returns nothing."""
-        return not self.reads and not self.columns
-
 
 class Database:
     """A connection and its guard; used by one thread at a time. Made by `opening`."""
@@ -63,6 +58,7 @@ class Database:
         connection.authorizer = self._guard.authorize
         self._cursor = connection.cursor()
         self._shapes: dict[str, Shape] = {}
+        self._plain: set[str] = set()
         self._stop: Callable[[], bool] = lambda: False
         self._spoilt = False
         self.wal_frames = 0
@@ -76,9 +72,7 @@ class Database:
 
     # Statements of clients and stores
 
-    def run(
-        self, sql: str, parameters: Bindings, result_bytes_max: int, reads_only: bool = False
-    ) -> Rows:
+    def run(self, sql: str, parameters: Bindings, result_bytes_max: int, reads_only: bool = False) -> Rows:
         """Run one guarded statement to its end; with `reads_only` one that changes something is refused.
 
         The rows are measured while they are stepped: past `result_bytes_max` the statement is closed and
@@ -117,7 +111,9 @@ class Database:
         if found is not None:
             return found
         if "\0" in sql:
-            raise InvalidRequestError("the SQL text holds a NUL, where SQLite would end it; bind such a text instead")
+            raise InvalidRequestError(
+                "the SQL text holds a NUL, where SQLite would end it; bind such a text instead"
+            )
         reason = text_reason(sql)
         if reason is not None:
             raise NotPermittedError(reason)
@@ -129,13 +125,19 @@ class Database:
         if len(sql) <= KEPT_CHARS_MAX:
             if len(self._shapes) >= self._limits.statement_cache_count:
                 self._shapes.clear()
+                self._plain.clear()
             self._shapes[sql] = found
+            if not found.reads and not found.columns:
+                self._plain.add(sql)
         return found
 
     def is_plain(self, sql: str) -> bool:
-        """Whether a text is known as one statement that changes something and returns nothing."""
-        shape = self._shapes.get(sql)
-        return shape is not None and shape.plain
+        """Whether a text is known as one statement that changes something, returns nothing and never failed."""
+        return sql in self._plain
+
+    def forget_plain(self, sql: str) -> None:
+        """Note that a statement has failed: it may do so again, and have changed something by then."""
+        self._plain.discard(sql)
 
     def statements(self, sql: str) -> Iterator[str]:
         """Split a text of several statements without parameters, where SQLite too finds their ends."""
@@ -246,10 +248,6 @@ class Database:
     def intact(self) -> bool:
         """Whether the transaction is still open after an error, and no statement took effect by half."""
         return self._read_only or (self._connection.in_transaction and not self._spoilt)
-
-    def total_changes(self) -> int:
-        """Rows changed since the connection was opened."""
-        return self._connection.total_changes()
 
     def deferred_violations(self) -> int:
         """More than 0 where a deferred foreign key is violated, so that COMMIT would fail."""

@@ -17,9 +17,7 @@ _BUSY = (apsw.BusyError, apsw.LockedError)
 _CORRUPT = (apsw.CorruptError, apsw.NotADBError)
 _REFUSED = (apsw.AuthError, apsw.PermissionsError)
 _BINDINGS = (apsw.BindingsError, apsw.RangeError, apsw.MismatchError)
-_DISK_FAULTS = frozenset(
-    (apsw.SQLITE_IOERR, apsw.SQLITE_CANTOPEN, apsw.SQLITE_CORRUPT, apsw.SQLITE_NOTADB)
-)
+_DISK_FAULTS = frozenset((apsw.SQLITE_IOERR, apsw.SQLITE_CANTOPEN, apsw.SQLITE_CORRUPT, apsw.SQLITE_NOTADB))
 
 
 class Aborted(Exception):

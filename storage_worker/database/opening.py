@@ -16,7 +16,6 @@ Durability = Literal["full", "normal"]
 
 PAGE_BYTES = 4096
 OPTIMIZE_AT_OPEN = "pragma optimize=0x10002"
-SQLITE_WITHDRAWN = "3.52.0"
 
 _SQLITE_LIMITS = (
     (apsw.SQLITE_LIMIT_LENGTH, "value_bytes_max"),
@@ -38,8 +37,8 @@ def has_wal_reset_fault(version: str) -> bool:
 
     Fixed in 3.44.6, 3.50.7, 3.51.3 and from 3.53.0; 3.52.0 was withdrawn (sqlite.org, "WAL-reset bug").
     """
-    number = tuple(int(part) for part in version.split("."))
-    branch, patch = number[:2], number[2]
+    major, minor, patch = (int(part) for part in version.split(".")[:3])
+    branch = major, minor
     first_fixed = {(3, 44): 6, (3, 50): 7, (3, 51): 3}
     if branch in first_fixed:
         return patch < first_fixed[branch]

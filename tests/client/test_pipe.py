@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from storage_worker.client import Pipe
+from storage_worker.protocol.envelope import Request
 from storage_worker.protocol.errors import WorkerUnavailableError
-from tests.client.fake import PATIENCE_S, FakeWorker
+from tests.client.fake import PATIENCE_S, FakeWorker, Peer, echo, number
 
 LIBRARIES = ["multiprocessing", "multiprocess"]
 
@@ -133,15 +134,25 @@ def child_of_two(first: Pipe, second: Pipe, results: Any) -> None:
     results.put([query(first, 1), query(second, 2)])
 
 
-def test_a_pipe_that_was_handed_over_serves_no_second_process(worker: FakeWorker) -> None:
-    """Two processes on one connection would read each other's answers: the second one dials."""
+def test_a_pipe_that_was_handed_over_serves_no_second_client(worker: FakeWorker) -> None:
+    """Two processes on one connection would read each other's answers: whoever comes second dials."""
+    served: dict[int, Peer] = {}
+
+    def note(peer: Peer, request: Request) -> object:
+        served[number(request)] = peer
+        return echo(peer, request)
+
+    worker.answer = note
     context = importlib.import_module("multiprocessing").get_context("spawn")
     with open_pipe(worker) as pipe:
+        handed_over = worker.next_peer()
         results = context.SimpleQueue()
         process = context.Process(target=child_of_two, args=(pipe, pipe, results))
         process.start()
         assert query(pipe, 3) == 3
         assert results.get() == [1, 2]
         process.join()
+        assert served[1] is handed_over
+        assert len(set(served.values())) == 3
         results.close()
         process.close()

@@ -387,6 +387,7 @@ def test_lost_calls_are_sent_again_before_new_ones(worker: FakeWorker) -> None:
     with client.pipeline() as pipeline:
         futures = keyed(pipeline, 0, 1, 2)
         assert not futures[0].done()
+        assert [number(peer.next()) for _ in futures] == [0, 1, 2]
         recorder = worker.answer = Recorder()
         peer.close()
         until(futures[0].done)

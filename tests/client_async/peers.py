@@ -5,6 +5,7 @@ import os
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Self
 
 from storage_worker.client import AddressDialer
@@ -20,8 +21,9 @@ from storage_worker.protocol.envelope import (
     Request,
     Welcome,
     decode_from_client,
+    failure_of,
 )
-from storage_worker.protocol.errors import WorkerUnavailableError
+from storage_worker.protocol.errors import StorageError, WorkerUnavailableError
 from storage_worker.protocol.framing import FrameReader
 from storage_worker.protocol.limits import DEFAULT_LIMITS, MIB, Limits
 from storage_worker.protocol.statements import Rows
@@ -45,6 +47,7 @@ class NearPeer:
         self.socket = sock
         self.frames = FrameReader(64 * MIB)
         self.heard: list[FromClient] = []
+        self.is_over = False
 
     def listen(self, bytes_max: int = 1 << 20) -> list[FromClient]:
         """What the client said since the last time."""
@@ -52,10 +55,11 @@ class NearPeer:
         try:
             while data := self.socket.recv(bytes_max):
                 new += map(decode_from_client, self.frames.feed(data))
+            self.is_over = True
         except BlockingIOError:
             pass
         except OSError:
-            assert self.socket.fileno() == -1
+            self.is_over = True
         self.heard += new
         return new
 
@@ -74,9 +78,19 @@ class NearPeer:
         value = number(request)
         self.say(OutgoingReply(request.id, row(len(value) if isinstance(value, bytes) else value)))
 
+    def echo_all(self) -> None:
+        """Answer the statements that the client sent since the last time."""
+        for envelope in self.listen():
+            if isinstance(envelope, Request):
+                self.echo(envelope)
+
+    def fail(self, request: Request, error: StorageError) -> None:
+        self.say(failure_of(request.id, error, 1000))
+
     def say(self, envelope: object) -> None:
         data = frame_of(envelope)
-        assert self.socket.send(data) == len(data)
+        with suppress(BrokenPipeError):  # the client is gone
+            assert self.socket.send(data) == len(data)
 
 
 class NearDialer:
@@ -152,7 +166,7 @@ async def turns(count: int) -> None:
 async def until(condition: Callable[[], bool]) -> None:
     """Wait in the event loop until `condition` holds, through whatever sockets and threads have to do."""
     async with asyncio.timeout(60):
-        while not condition():
+        while not condition():  # noqa: ASYNC110 - sockets and other threads set no event
             await asyncio.sleep(0.0005)
 
 

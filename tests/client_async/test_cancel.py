@@ -37,38 +37,35 @@ def check_protocol(near: Near) -> None:
 def test_a_call_is_cancelled_at_every_turn(run: Run[None], in_flight: int, dial_steps: int) -> None:
     """In every order of the cancel and the answer, with and without others, while it connects too."""
 
-    async def once(cancel_at: int, answer_at: int) -> None:
-        async with Near(steps=dial_steps) as near:
-            if not dial_steps:
-                await near.client.connect()
-            others = [
-                asyncio.create_task(near.client.query("select ?", (place,))) for place in range(in_flight)
-            ]
-            task = asyncio.create_task(near.client.execute("insert", ("own",)))
-            for step in range(max(STEPS) + 1):
-                if step == cancel_at:
-                    task.cancel()
-                if step >= answer_at and near.dialer.peers:
-                    for envelope in near.peer.listen():
-                        if isinstance(envelope, Request):
-                            near.peer.echo(envelope)
-                await turns(1)
-            await near.works()
-            for place, other in enumerate(others):
-                assert (await other).scalar() == place
-            await asyncio.wait([task])
-            if not task.cancelled():
-                assert task.result().scalar() == "own"
-            assert len(near.dialer.peers) == 1
-            near.peer.listen()
-            check_protocol(near)
-            assert no_leftovers(near)
-
     async def all_orders() -> None:
         for cancel_at, answer_at in itertools.product(STEPS, STEPS):
-            await once(cancel_at, answer_at)
+            await cancel_one(cancel_at, answer_at, in_flight, dial_steps)
 
     run(all_orders())
+
+
+async def cancel_one(cancel_at: int, answer_at: int, in_flight: int, dial_steps: int) -> None:
+    async with Near(steps=dial_steps) as near:
+        if not dial_steps:
+            await near.client.connect()
+        others = [asyncio.create_task(near.client.query("select ?", (place,))) for place in range(in_flight)]
+        task = asyncio.create_task(near.client.execute("insert", ("own",)))
+        for step in STEPS:
+            if step == cancel_at:
+                task.cancel()
+            if step >= answer_at and near.dialer.peers:
+                near.peer.echo_all()
+            await turns(1)
+        await near.works()
+        for place, other in enumerate(others):
+            assert (await other).scalar() == place
+        await asyncio.wait([task])
+        if not task.cancelled():
+            assert task.result().scalar() == "own"
+        assert len(near.dialer.peers) == 1
+        near.peer.listen()
+        check_protocol(near)
+        assert no_leftovers(near)
 
 
 def no_leftovers(near: Near) -> bool:

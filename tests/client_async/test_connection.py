@@ -61,7 +61,9 @@ def test_shuffled_answers_and_mixed_deadlines_of_fifty_tasks(run: Run[None]) -> 
                     near.client.query(
                         "select ?",
                         (place,),
-                        timeout=chance.uniform(0.01, SHORT_S) if place in impatient else chance.uniform(20, 600),
+                        timeout=chance.uniform(0.01, SHORT_S)
+                        if place in impatient
+                        else chance.uniform(20, 600),
                         retries=0,
                     )
                 )
@@ -259,7 +261,7 @@ def test_both_sides_full_is_no_dead_lock(run: Run[None], worker: FakeWorker) -> 
             await asyncio.gather(
                 *(
                     client.query("select ?", (value,), max_result_bytes=8 * MIB)
-                    for value in [1, b"y" * 900_000] * 6
+                    for value in (1, b"y" * 900_000) * 6
                 )
             )
 
@@ -298,7 +300,9 @@ def test_draining_moves_new_calls_and_held_ones_to_another_connection(run: Run[N
             assert (await held).scalar() == 2
             first.echo(first.requests[0])
             assert (await old).scalar() == 1
-            await until(lambda: any(isinstance(envelope, Goodbye) for envelope in (*first.listen(), *first.heard)))
+            await until(
+                lambda: any(isinstance(envelope, Goodbye) for envelope in (*first.listen(), *first.heard))
+            )
 
     run(main())
 
@@ -323,7 +327,11 @@ class Counting:
         size = sum(len(waiting.arguments) for _, waiting in self._waiting)
         if len(self._waiting) > self.requests_max or size > self.bytes_max:
             return ProtocolError("more than a worker takes")
-        if len(self._waiting) >= self.requests_max or size > self.bytes_max * 2 / 3 or number(request) == "last":
+        if (
+            len(self._waiting) >= self.requests_max
+            or size > self.bytes_max * 2 / 3
+            or number(request) == "last"
+        ):
             self.answer_all()
         return NOTHING
 
@@ -461,7 +469,7 @@ def test_a_fault_inside_ends_the_connection_and_nothing_hangs(run: Run[None]) ->
             await until(lambda: len(near.dialer.peers) == 1 and len(near.peer.requests) == 1)
             connection = near.client._line._connection
             assert connection is not None
-            connection._take = broken  # type: ignore[method-assign]
+            connection._take = broken  # type: ignore[assignment,method-assign]
             near.peer.echo(near.peer.requests[0])
             with pytest.raises(InterruptedReadError):
                 connection._read()

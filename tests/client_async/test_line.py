@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import uvloop
 
 from storage_worker.client.aio import AsyncClient
 from storage_worker.client.aio_connection import AsyncConnection
+from storage_worker.protocol.envelope import failure_of
 from storage_worker.protocol.errors import (
     BusyError,
     DeadlineExceededError,
@@ -26,7 +28,7 @@ from storage_worker.protocol.errors import (
     StorageFullError,
     WorkerUnavailableError,
 )
-from tests.client.fake import PATIENCE_S, Calls, FakeWorker, echo, nothing
+from tests.client.fake import PATIENCE_S, Calls, FakeWorker, Transactions, echo, nothing
 from tests.client.test_client import Dying, Flaky
 from tests.client.test_fork import in_child
 from tests.client_async.conftest import Run
@@ -149,9 +151,7 @@ def test_the_lock_of_another_dialing_task_is_waited_for_until_the_deadline(
     run(main())
 
 
-def test_a_hand_shake_that_does_not_come_is_left_at_the_deadline(
-    run: Run[None], worker: FakeWorker
-) -> None:
+def test_a_hand_shake_that_does_not_come_is_left_at_the_deadline(run: Run[None], worker: FakeWorker) -> None:
     async def main() -> None:
         worker.welcome = lambda _welcome: None
         async with client_of(worker) as client:
@@ -164,8 +164,6 @@ def test_a_hand_shake_that_does_not_come_is_left_at_the_deadline(
 
 
 def test_a_refused_hand_shake_is_the_workers_own_error(run: Run[None], worker: FakeWorker) -> None:
-    from storage_worker.protocol.envelope import failure_of
-
     async def main() -> None:
         worker.welcome = lambda _welcome: failure_of(0, NotPermittedError("not you"), 100)
         async with client_of(worker) as client:
@@ -201,15 +199,15 @@ def test_another_loop_is_refused_before_a_byte_is_sent(
         peer = worker.next_peer()
 
         async def misuse() -> None:
-            for call in (client.query("select 1"), client.connect(), client.status(), client.close()):
+            for call in (partial(client.query, "select 1"), client.connect, client.status, client.close):
                 with pytest.raises(InvalidRequestError, match="event loop"):
-                    await call
+                    await call()
             with pytest.raises(InvalidRequestError, match="event loop"):
                 async with client.transaction():
                     pass
             with pytest.raises(InvalidRequestError, match="event loop"):
                 async with client.pipeline() as pipeline:
-                    await pipeline.execute("insert", (1,))
+                    _ = await pipeline.execute("insert", (1,))
 
         with Calls() as calls:
             calls.start(run_in_new_loop, new_loop, misuse()).get()
@@ -222,6 +220,10 @@ def test_another_loop_is_refused_before_a_byte_is_sent(
 def run_in_new_loop(new_loop: Callable[[], asyncio.AbstractEventLoop], main: Any) -> Any:
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(main)
+
+
+def run_elsewhere(function: Callable[..., Any], *args: Any) -> Any:
+    return run_in_new_loop(asyncio.new_event_loop, function(*args))
 
 
 def test_a_client_of_a_loop_that_is_over_is_closed_by_anybody(
@@ -300,12 +302,13 @@ def test_a_forked_child_connects_anew_and_leaves_the_parent_alone(
         async def in_the_child() -> object:
             found = (await client.query("select ?", (2,))).scalar()
             async with client.pipeline() as pipeline:
-                await (await pipeline.execute("insert", (3,)))
+                assert (await (await pipeline.execute("insert", (3,)))).scalar() == 3
             await client.close()
             return found
 
         assert in_child(lambda: run_in_new_loop(child_loop, in_the_child())) == 2
         child = await away(worker.next_peer)
+        assert peer.hello is not None
         assert child.hello.pid != peer.hello.pid
         await away(child.join)
         for request, value in zip(requests, range(3), strict=True):
@@ -329,7 +332,7 @@ def test_a_childs_end_leaves_the_parent_alone(run: Run[None], worker: FakeWorker
             gc.collect()
 
         in_child(forget)
-        in_child(lambda: run_in_new_loop(asyncio.new_event_loop, client.close()))
+        in_child(partial(run_elsewhere, client.close))
         assert (await client.query("select ?", (1,))).scalar() == 1
         assert not peer.farewell
         assert worker.peers.empty()
@@ -338,45 +341,32 @@ def test_a_childs_end_leaves_the_parent_alone(run: Run[None], worker: FakeWorker
     run(main())
 
 
-def test_a_child_hears_that_futures_and_transactions_are_the_parents(
-    run: Run[None], worker: FakeWorker
-) -> None:
-    from tests.client.fake import Transactions
-
+def test_a_child_hears_that_its_futures_are_the_parents(run: Run[None]) -> None:
     async def main() -> None:
-        worker.answer = Transactions()
-        async with client_of(worker) as client, client.transaction() as transaction, client.pipeline() as pipeline:
-            await transaction.execute("insert", (1,))
-            worker.answer = nothing
-            future = await pipeline.query("select ?", (1,))
-            assert not future.done()
-            for stranger in (future.result, lambda: transaction.execute("insert", (2,))):
+        async with Near() as near, near.client.pipeline() as pipeline:
+            sent = await pipeline.execute("insert", (1,))
+            await turns(2)
+            kept = await pipeline.execute("insert", (2,))
+            for future in (sent, kept):
                 with pytest.raises(ForkedClientError):
-                    in_child(lambda: run_in_new_loop(asyncio.new_event_loop, stranger()))  # noqa: B023
-            worker.answer = Transactions.__call__.__get__(transactions_of(worker), Transactions)
-            peer = await away(worker.next_peer)
-            other = await away(worker.next_peer)
-            asked = await away(next_request, [peer, other])
-            asked[0].reply(asked[1].id, echo(peer, asked[1]))
-            assert (await future).scalar() == 1
+                    in_child(partial(run_elsewhere, future.result))
+            await until(lambda: len(near.peer.requests) == 2)
+            for request in near.peer.requests:
+                near.peer.echo(request)
+            assert ((await sent).scalar(), (await kept).scalar()) == (1, 2)
 
     run(main())
 
 
-def transactions_of(worker: FakeWorker) -> Any:
-    from tests.client.fake import Transactions
+def test_a_transaction_stays_with_the_parent(run: Run[None], worker: FakeWorker) -> None:
+    async def main() -> None:
+        worker.answer = Transactions()
+        async with client_of(worker) as client, client.transaction() as transaction:
+            with pytest.raises(ForkedClientError):
+                in_child(partial(run_elsewhere, transaction.execute, "insert", (2,)))
+            assert (await transaction.execute("insert", (1,))).scalar() == 1
 
-    found = Transactions()
-    found.number = 1
-    return found
-
-
-def next_request(peers: list[Any]) -> Any:
-    from tests.client.fake import until as wait_until
-
-    wait_until(lambda: any(not peer.requests.empty() for peer in peers))
-    found = next(peer for peer in peers if not peer.requests.empty())
-    return found, found.next()
+    run(main())
 
 
 class Stranded:
@@ -399,7 +389,7 @@ def test_a_client_without_an_address_says_so_in_a_child(run: Run[None], worker: 
             client = AsyncClient(Stranded(connection))
             assert (await client.query("select ?", (1,))).scalar() == 1
             with pytest.raises(ForkedClientError) as caught:
-                in_child(lambda: run_in_new_loop(asyncio.new_event_loop, client.query("select ?", (1,))))
+                in_child(partial(run_elsewhere, client.query, "select ?", (1,)))
             assert caught.value.outcome == "not_committed"
 
     run(main())
@@ -420,7 +410,7 @@ def test_the_parents_death_is_seen_in_spite_of_a_child(run: Run[None], worker: F
         await client.close()
         assert await away(peer.ended.wait, PATIENCE_S)
         os.close(release)
-        os.waitpid(pid, 0)
+        await away(os.waitpid, pid, 0)
 
     run(main())
 

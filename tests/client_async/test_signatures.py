@@ -48,7 +48,7 @@ def function_of(kind: type, name: str) -> Callable[..., Any]:
     member = vars(kind)[name]
     found = member.fget if isinstance(member, property) else member
     assert callable(found)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def as_async(annotation: object) -> str:
@@ -75,7 +75,13 @@ def test_signatures_agree(ours: type, theirs: type, name: str) -> None:
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS)
 def test_nothing_is_missing_and_nothing_is_more(ours: type, theirs: type) -> None:
-    assert set(members(ours)) - {"result"} == set(members(theirs)) - {"place", "placed", "send_again", "wake", "result"}
+    assert set(members(ours)) - {"result"} == set(members(theirs)) - {
+        "place",
+        "placed",
+        "send_again",
+        "wake",
+        "result",
+    }
 
 
 @pytest.mark.parametrize("kind", [sw.StorageWorker, sw.Pipe])

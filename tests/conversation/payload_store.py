@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from storage_worker.conversation import payload_files as files
+from storage_worker.conversation import payload_placing as placing
 from storage_worker.conversation import payloads
 from storage_worker.conversation.payloads import folder_of
 from storage_worker.conversation.records import PayloadRef
@@ -60,7 +60,7 @@ def kill_if_planned(folder: str, step: str) -> None:
 
 def watch_steps(folder: str) -> None:
     """Have this process look at the plan at each step that it does on a payload's file."""
-    files.reached = lambda step: kill_if_planned(folder, step)
+    placing.reached = lambda step: kill_if_planned(folder, step)
 
 
 @holdings.read

@@ -243,7 +243,12 @@ class TestProvenance:
 
 
 class TestExecutionResults:
-    EVENT: ClassVar[dict[str, Any]] = {"type": "execution_result", "event_id": "e", "action": "run", "result": {"out": 1}}
+    EVENT: ClassVar[dict[str, Any]] = {
+        "type": "execution_result",
+        "event_id": "e",
+        "action": "run",
+        "result": {"out": 1},
+    }
     QUEUED: ClassVar[dict[str, Any]] = {**EVENT, "result": {"status": "queued"}}
 
     def as_older_form(self, desk: Desk) -> None:

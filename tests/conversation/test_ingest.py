@@ -227,7 +227,13 @@ class TestToolCalls:
         assert [each.invocation for each in desk.observations()] == [0, 7, 8, 9, 10, 11, 12]
 
     def test_the_parts_of_one_event_are_told_apart(self, desk: Desk) -> None:
-        call: Any = {"type": "tool_call", "event_id": "e", "tool_call_id": "c", "invocation": 1, "arguments": {}}
+        call: Any = {
+            "type": "tool_call",
+            "event_id": "e",
+            "tool_call_id": "c",
+            "invocation": 1,
+            "arguments": {},
+        }
         changes: list[dict[str, Any]] = [
             {},
             {"tool_call_id": "d"},

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -6,6 +6,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage_worker import conversation
+from storage_worker.conversation import pages
 from storage_worker.conversation.bounds import PAGE_BYTES_DEFAULT, ROW_BYTES_MAX
 from storage_worker.conversation.records import Page
 from storage_worker.protocol.errors import InvalidRequestError, ResultTooLargeError
@@ -89,19 +90,20 @@ def key_of(item: Any) -> int:
 def test_nothing_is_repeated_or_skipped_while_others_append(desk: Desk) -> None:
     listings = fill(desk, 5)
 
-    def append() -> None:
-        desk.admit("more")
-        desk.output("reasoning", session="another")
-        desk.admit("elsewhere", session=f"new {len(desk.events(None))}", room=ROOM)
-
     for name, read in listings.items():
         before = [key_of(each) for each in read().items]
-        later = iter([append] * 4)
-        found = read_all(read, lambda later=later: next(later, int)(), page_rows=2)
-        keys = [key_of(each) for each in found]
+        times = iter(range(4))
+
+        def append(times: Iterator[int] = times) -> None:
+            if next(times, None) is not None:
+                desk.admit("more", room=ROOM)
+                desk.output("reasoning")
+                desk.admit("elsewhere", session=f"new {len(desk.events(None))}", room=ROOM)
+
+        keys = [key_of(each) for each in read_all(read, append, page_rows=2)]
         assert keys[: len(before)] == before, name
         assert len(set(keys)) == len(keys), name
-        assert len(keys) > len(before) or name == "rooms"
+        assert len(keys) > len(before) or name == "rooms", name
 
 
 @pytest.mark.parametrize("bytes_max", [1, 2_000, 40_000])
@@ -185,3 +187,40 @@ def test_any_bounds_give_every_event_once(
         found = read_all(read, page_rows=rows, page_bytes=bytes_max, newest_first=newest_first)
         expected = list(range(1, len(sizes) + 1))
         assert [event.sequence for event in found] == (expected[::-1] if newest_first else expected)
+
+
+def test_what_events_left_is_found_however_rare_it_is(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "WINDOW_EVENTS", 3)
+    monkeypatch.setattr(pages, "WINDOWS_MAX", 2)
+    at = {5, 6, 20, 21, 22, 23, 40}
+    for number in range(1, 50):
+        if number in at:
+            desk.admit(f"message {number}")
+        else:
+            desk.append()
+    read = reader(desk, conversation.messages, session="s")
+    for newest_first in (False, True):
+        for rows in (1, 2, 100):
+            found: list[Any] = []
+            after, empty = 0, 0
+            while True:
+                page = read(after=after, page_rows=rows, newest_first=newest_first)
+                assert len(page.items) <= rows
+                found += page.items
+                empty += not page.items
+                if not page.more:
+                    break
+                assert page.cursor != after
+                after = page.cursor
+            expected = [f"message {number}" for number in sorted(at, reverse=newest_first)]
+            assert [message.text for message in found] == expected
+            assert empty <= 50 / 6 + 1
+
+
+def test_the_end_is_known_where_nothing_follows(desk: Desk) -> None:
+    desk.admit()
+    desk.append()
+    page = conversation.messages.handler(desk.tx, "s")
+    assert (len(page.items), page.cursor, page.more) == (1, 2, False)
+    desk.admit()
+    assert len(conversation.messages.handler(desk.tx, "s", after=2).items) == 1

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import storage_worker as sw
-from storage_worker.conversation import PayloadNotFoundError, append, payload, payload_range
+from storage_worker.conversation import PayloadNotFoundError, admit, append, payload, payload_range
 from storage_worker.conversation import payload_client as client_side
 from storage_worker.conversation import payload_files as files
+from storage_worker.conversation import payload_placing as placing
 from storage_worker.conversation.payload_files import CHUNK_BYTES, GZIP_BYTES_MAX
 from storage_worker.conversation.records import PayloadRef
 from tests.conversation.payload_places import Payloads, serving
@@ -94,7 +95,7 @@ def test_files_are_private_whatever_the_umask(tmp_path: Path, mask: int) -> None
             os.umask(mask)
             store = Payloads(worker, client, tmp_path / "app.db")
             refs = [store.put(b"small"), store.put(bytes(GZIP_BYTES_MAX + 1))]
-            with files.temporary_file(store.folder):
+            with placing.temporary_file(store.folder):
                 found = sorted(Path(store.folder.path).rglob("*"))
                 modes = {stat.S_IMODE(each.stat().st_mode) for each in found if each.is_file()}
                 assert modes == {0o600}
@@ -206,6 +207,12 @@ def test_a_whole_read_is_bounded(store: Payloads) -> None:
         with pytest.raises(sw.ResultTooLargeError):
             store.client.call(call)
     assert len(store.client.call(payload_range(ref, MIB, MIB), max_result_bytes=2 * MIB)) == MIB
+    # Refused before the file is looked at.
+    store.file(ref).unlink()
+    for call in (payload(ref), payload_range(ref, 0, 2 * MIB)):
+        with pytest.raises(sw.ResultTooLargeError):
+            store.client.call(call)
+    assert store.put(bytes(2 * MIB)) == ref
 
 
 def test_texts(store: Payloads) -> None:
@@ -245,6 +252,11 @@ def test_a_large_text_becomes_a_reference(store: Payloads) -> None:
     assert event.created
     assert store.row(body) == ("committed", 1)
     assert client_side.read_text(store.client, body) == text
+    assert store.checks(body) == []
+    # The event and the message refer to it.
+    admitted = store.client.call(admit("prepared", body, preview=preview))
+    assert admitted.created
+    assert store.row(body) == ("committed", 3)
     assert store.checks(body) == []
 
 

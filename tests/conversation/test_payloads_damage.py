@@ -7,6 +7,7 @@ import random
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,7 @@ def test_a_stream_gives_no_end_to_what_is_damaged(store: Payloads) -> None:
     assert store.put(body) == ref
 
 
+@cache
 def bomb(size: int) -> bytes:
     packing = zlib.compressobj(9, wbits=31)
     return b"".join([packing.compress(bytes(MIB)) for _ in range(size // MIB)]) + packing.flush()

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import multiprocess
 import pytest
 
 import storage_worker as sw
@@ -47,7 +46,7 @@ def events_of(client: sw.Client, session: str, page_rows: int = 500) -> list[Eve
 
 
 def run_processes(target: Any, arguments: list[tuple[Any, ...]]) -> None:
-    context = multiprocess.get_context("fork")
+    context = ForkContext()
     running = [context.Process(target=target, args=own) for own in arguments]
     for process in running:
         process.start()
@@ -69,7 +68,7 @@ def append_together(address: str, barrier: Any, number: int) -> None:
 @pytest.mark.parametrize("number", range(DIRECTORIES))
 def test_a_new_session_is_made_once_by_many_at_once(database: Path, number: int) -> None:
     with sw.StorageWorker(database, stores=["storage_worker.conversation:store"]) as worker:
-        barrier = multiprocess.get_context("fork").Barrier(TOGETHER)
+        barrier = ForkContext().Barrier(TOGETHER)
         run_processes(append_together, [(worker.address, barrier, each) for each in range(TOGETHER)])
         with worker.connect() as client:
             events = events_of(client, "new session")
@@ -136,7 +135,7 @@ class TestDeaths:
     def test_killed_again_and_again_while_many_ingest(
         self, worker: sw.StorageWorker, client: sw.Client
     ) -> None:
-        context = multiprocess.get_context("fork")
+        context = ForkContext()
         writers, each = 4, 60
         running = [
             context.Process(target=ingest_until_done, args=(worker.address, number, each))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from storage_worker.protocol.errors import InvalidRequestError
-from storage_worker.protocol.nesting import check_depth, is_open
+from storage_worker.protocol.nesting import check_depth, is_open, may_be_deep
 
 from .strategies import nested_values
 
@@ -176,3 +176,20 @@ def test_a_class_met_twice_counts_as_open_which_costs_a_walk_and_is_never_wrong(
 def test_a_type_that_no_codec_takes_is_a_type_error() -> None:
     with pytest.raises(TypeError):
         is_open(int | Inner | Outer)
+
+
+@given(nested_values)
+def test_few_containers_prove_that_nothing_is_deep(value: object) -> None:
+    encoded = msgspec.msgpack.encode(value)
+    depth = depth_of(value)
+    for depth_max in {0, max(0, depth - 1), depth, depth + 1}:
+        if not may_be_deep(encoded, depth_max):
+            assert depth <= depth_max
+
+
+def test_each_kind_of_container_counts() -> None:
+    many = 2**16
+    for value in ([], {}, [0] * 16, dict.fromkeys(range(16)), [0] * many, dict.fromkeys(range(many))):
+        assert may_be_deep(msgspec.msgpack.encode(value), 0)
+    for value in (None, True, 1, -1, 2**40, 1.5, "text", "x" * 300, b"x"):
+        assert not may_be_deep(msgspec.msgpack.encode(value), 0)

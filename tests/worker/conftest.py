@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from storage_worker.processes import started_of
 from storage_worker.protocol.limits import DEFAULT_LIMITS
 from storage_worker.spawn import Child, spawn
 from storage_worker.startup import Startup
-from tests.worker.gates import Gate
+from tests.worker.gates import STORE, Gate
 from tests.worker.raw import PATIENCE_S, SECRET, RawClient
 
 
@@ -40,13 +41,18 @@ class RunningWorker:
         self._clients.append(client)
         return client
 
+    def leave(self) -> None:
+        """Close all its clients."""
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+
     def log(self) -> str:
         return Path(f"{self.startup.path}-sw/worker.log").read_text()
 
     def stop(self) -> int:
         """End it gracefully; its exit status."""
-        for client in self._clients:
-            client.close()
+        self.leave()
         self.child.send_signal(signal.SIGTERM)
         status = self.child.wait(PATIENCE_S)
         if status is None:
@@ -94,15 +100,28 @@ def start_worker(tmp_path: Path) -> Iterator[StartWorker]:
         worker.stop()
 
 
-@pytest.fixture(scope="module")
-def standing_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorker]:
-    """One worker for all tests of a module that need none of their own; its socket is beside the usual ones."""
+@contextmanager
+def standing(path: Path, **changes: Any) -> Iterator[RunningWorker]:
+    """A worker for several tests; its socket is beside the usual ones."""
     with tempfile.TemporaryDirectory(prefix="sw-", dir="/tmp") as directory:
-        path = tmp_path_factory.mktemp("standing") / "test.db"
-        worker = RunningWorker(startup_for(path, address=f"unix://{directory}/test.sock"))
+        worker = RunningWorker(startup_for(path, address=f"unix://{directory}/test.sock", **changes))
         yield worker
         assert "Traceback" not in worker.log()
         worker.stop()
+
+
+@pytest.fixture(scope="module")
+def standing_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorker]:
+    """One worker for all tests of a module that need none of their own."""
+    with standing(tmp_path_factory.mktemp("standing") / "test.db") as worker:
+        yield worker
+
+
+@pytest.fixture(scope="module")
+def standing_gated_worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningWorker]:
+    """The same with the store `gates.gated`."""
+    with standing(tmp_path_factory.mktemp("standing") / "test.db", stores=[STORE]) as worker:
+        yield worker
 
 
 @pytest.fixture

@@ -170,5 +170,5 @@ def lower_descriptors(tx: Transaction) -> None:
     """Leave the worker no descriptor beyond those it has."""
     import resource
 
-    used = len(os.listdir("/proc/self/fd"))
+    used = sum(1 for _ in Path("/proc/self/fd").iterdir())
     resource.setrlimit(resource.RLIMIT_NOFILE, (used, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))

@@ -3,7 +3,7 @@
 import os
 import socket
 import time
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -52,7 +52,7 @@ class RawClient:
             assert isinstance(welcome, Welcome), welcome
             self.welcome = welcome
 
-    def __enter__(self) -> "RawClient":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

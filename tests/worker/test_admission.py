@@ -341,7 +341,7 @@ class LaneMachine(RuleBasedStateMachine):
 
 
 TestLane = LaneMachine.TestCase
-TestLane.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestLane.settings = settings(max_examples=25, stateful_step_count=40, deadline=None)
 
 
 # Places

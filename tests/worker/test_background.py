@@ -1,6 +1,5 @@
 """Work in the background: short slices beside the foreground, and copies that are whole or not there."""
 
-import os
 import select
 import sqlite3
 import stat
@@ -14,7 +13,6 @@ from storage_worker.background import TRIM_EVERY_NS, Background, Optimize, TrimR
 from storage_worker.peer import Job
 from storage_worker.protocol.envelope import Cancel, Failure, Reply, error_of
 from storage_worker.protocol.errors import (
-    BusyError,
     DatabasePathError,
     DeadlineExceededError,
     InvalidRequestError,
@@ -126,7 +124,7 @@ def test_a_task_that_has_ended_goes() -> None:
     at_work = background(*tasks)
     for now in range(1, 4):
         at_work.run(now, foreground_waits=False)
-    assert at_work.tasks == [tasks[1]]
+    assert len(at_work.tasks) == 1
     assert [status.name for status in at_work.statuses(10)] == ["long"]
 
 
@@ -371,7 +369,7 @@ def test_refused_targets(worker: RunningWorker, admin: RawClient, tmp_path: Path
     (tmp_path / "folder").mkdir()
     alias = tmp_path / "alias"
     alias.symlink_to(worker.path.parent, target_is_directory=True)
-    before = sorted(os.listdir(tmp_path))
+    before = sorted(tmp_path.iterdir())
     for target in (
         there,
         tmp_path / "link.db",
@@ -392,7 +390,7 @@ def test_refused_targets(worker: RunningWorker, admin: RawClient, tmp_path: Path
         assert isinstance(error, DatabasePathError), target
         assert error.outcome == "not_committed"
     assert there.read_bytes() == b"precious"
-    assert sorted(os.listdir(tmp_path)) == before
+    assert sorted(tmp_path.iterdir()) == before
     admin.execute("insert into t values(1)")
 
 
@@ -424,7 +422,7 @@ Slow = tuple[RunningWorker, RawClient, Path]
 
 def nothing_is_left(control: RawClient, path: Path) -> None:
     until(control, lambda status: all(task.name != "backup" for task in status.background))
-    assert os.listdir(path.parent) == []
+    assert list(path.parent.iterdir()) == []
     # And the next one succeeds.
     assert control.query("select 1").scalar() == 1
 
@@ -506,7 +504,7 @@ def test_a_copy_that_a_stop_cuts_off_is_removed(start_worker: StartWorker, tmp_p
     assert isinstance(error, WorkerUnavailableError)
     assert error.outcome == "not_committed"
     assert worker.child.wait(30) is not None
-    assert os.listdir(path.parent) == []
+    assert list(path.parent.iterdir()) == []
 
 
 def test_two_copies_go_on_side_by_side_and_no_third(start_worker: StartWorker, tmp_path: Path) -> None:
@@ -525,14 +523,14 @@ def test_two_copies_go_on_side_by_side_and_no_third(start_worker: StartWorker, t
         assert whole(tmp_path / f"copy {number}.db") == 24 * 64
 
 
-def test_a_target_that_another_process_locks_is_waited_for(slow: Slow) -> None:
+def test_whoever_locks_the_database_holds_up_no_copy(slow: Slow) -> None:
     worker, admin, path = slow
     path.parent.mkdir()
-    copy = ask_for_copy(admin, path, seconds=0.5)
+    copy = ask_for_copy(admin, path)
     runs_now(worker.connect())
-    # Whoever locks the source keeps writers out, but no copy.
     with closing(sqlite3.connect(worker.path, isolation_level=None)) as foreign:
         foreign.execute("begin immediate")
-        answer = admin.answer(copy)
-    assert isinstance(answer, Reply) or isinstance(error_of(answer), DeadlineExceededError | BusyError)
-    assert worker.connect().query("select 1").scalar() == 1
+        foreign.execute("insert into t(b) values('not committed')")
+        assert isinstance(admin.answer(copy), Reply)
+        foreign.execute("rollback")
+    assert whole(path) == 24 * 64

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from storage_worker.protocol.errors import (
+    DatabasePathError,
     OverloadedError,
     StorageError,
     StorageFullError,
@@ -159,6 +160,17 @@ def test_a_start_on_a_full_disk(start_worker: StartWorker, small_disk: Path) -> 
     ledger.client = start_worker(small_disk / "app.db").connect()
     ledger.add_until_served(1000)
     ledger.check()
+
+
+def test_a_read_only_place_is_refused(start_worker: StartWorker, small_disk: Path) -> None:
+    worker, _ = started(start_worker, small_disk)
+    worker.stop()
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for path in (small_disk / "app.db", small_disk / "new.db"):
+        with pytest.raises(DatabasePathError) as caught:
+            start_worker(path)
+        assert str(path) in caught.value.message
+        assert "ead-only" in caught.value.message
 
 
 def test_an_interactive_transaction_meets_a_full_disk(start_worker: StartWorker, small_disk: Path) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from storage_worker import exits
+from storage_worker.database.connection import Database
+from storage_worker.database.opening import Durability
 from storage_worker.protocol.envelope import Failure, Reply
-from storage_worker.protocol.errors import StorageCorruptError, StorageError
+from storage_worker.protocol.errors import OperationFailedError, StorageCorruptError, StorageError
 from storage_worker.protocol.operation import Operation
 from storage_worker.protocol.statements import (
     BEGIN,
@@ -37,6 +39,7 @@ from tests.worker.faults import (
     Faults,
 )
 from tests.worker.raw import PATIENCE_S, RawClient, wait_until_waiting
+from tests.worker.workbench import Workbench, result
 
 INSERT = "insert into t(a) values(?) returning id"
 CREATE = "create table t(id integer primary key, a)"
@@ -263,6 +266,36 @@ def test_a_checkpoint_that_fails_is_no_reason_to_end(
         Faults(worker.path).clear()
         client.execute(INSERT, "well")
         assert worker.stop() == 0
+
+
+@pytest.mark.parametrize(("durability", "level"), [("full", 2), ("normal", 1)])
+def test_a_fence_is_durable_whatever_the_worker_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durability: Durability, level: int
+) -> None:
+    levels: list[int] = []
+    commit = Database.commit
+
+    def fail_twice(database: Database) -> None:
+        levels.append(database.own("pragma synchronous")[0][0])
+        if len(levels) in {1, 2}:
+            raise OperationFailedError("the disk failed")
+        commit(database)
+
+    with Workbench(tmp_path / "t.db", durability=durability) as bench:
+        monkeypatch.setattr(Database, "commit", fail_twice)
+        jobs = [bench.execute("create table lost(a)"), bench.execute("create table kept(a)")]
+        bench.run_all()
+        again = bench.execute("create table kept(a)")
+        bench.run_all()
+        monkeypatch.undo()
+        for job in jobs:
+            with pytest.raises(OperationFailedError) as caught:
+                result(job)
+            assert caught.value.outcome == "not_committed"
+        result(again)
+        # The group, a fence that fails, one that holds, the next group.
+        assert levels == [level, 2, 2, level]
+        assert bench.rows("select name from sqlite_schema where name in ('lost', 'kept')") == [("kept",)]
 
 
 # A damaged file

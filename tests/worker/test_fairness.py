@@ -3,7 +3,6 @@
 A table's row ids say in which order inserts ran; nothing here asks a clock.
 """
 
-
 import pytest
 
 from storage_worker.protocol.envelope import Reply
@@ -48,7 +47,9 @@ def acknowledged(client: RawClient, ids: list[int]) -> None:
 
 def places(client: RawClient, who: str) -> list[int]:
     """The places of one client's inserts in the order in which all ran."""
-    rows = client.query("select id, number from t where who = ? order by id", who, result_bytes=8_000_000).rows
+    rows = client.query(
+        "select id, number from t where who = ? order by id", who, result_bytes=8_000_000
+    ).rows
     assert [number for _, number in rows] == list(range(len(rows)))
     return [place for place, _ in rows]
 

@@ -4,9 +4,11 @@ import os
 import select
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +202,10 @@ def test_after_the_grace_the_rest_fails_typed(start_worker: StartWorker, sql: st
     client, other, control = worker.connect(name="endless"), worker.connect(), worker.connect()
     client.execute(LEDGER)
     endless = client.ask(operation, Statement(sql))
-    until(control, lambda status: status.lanes[1].admitted_requests == 2 and not status.lanes[1].waiting_requests)
+    until(
+        control,
+        lambda status: status.lanes[1].admitted_requests == 2 and not status.lanes[1].waiting_requests,
+    )
     send_sigterm(worker)
     error = failure(client, endless)
     assert isinstance(error, WorkerUnavailableError)
@@ -209,6 +214,22 @@ def test_after_the_grace_the_rest_fails_typed(start_worker: StartWorker, sql: st
     other.close()
     assert ended(worker) == 0
     is_tidy(worker)
+
+
+def test_whoever_waits_for_a_foreign_lock_is_told_at_the_end(start_worker: StartWorker) -> None:
+    worker = start_worker(stop_grace_ms=50)
+    client, control = worker.connect(), worker.connect()
+    client.execute("create table t(a)")
+    with closing(sqlite3.connect(worker.path, isolation_level=None)) as foreign:
+        foreign.execute("begin immediate")
+        waiting = client.ask(EXECUTE, INSERT)
+        until(control, lambda status: status.writer.busy_retries > 1)
+        send_sigterm(worker)
+        error = failure(client, waiting)
+        assert isinstance(error, WorkerUnavailableError)
+        assert error.outcome == "not_committed"
+        assert ended(worker) == 0
+        assert not is_owned(str(worker.path))
 
 
 def test_a_handler_that_outlasts_the_grace_is_left_behind(start_worker: StartWorker, gate: Gate) -> None:
@@ -234,9 +255,7 @@ def test_a_handler_that_outlasts_the_grace_is_left_behind(start_worker: StartWor
     assert again.connect().query("select count(*) from t").scalar() == 0
 
 
-def test_a_read_handler_that_outlasts_the_grace_is_left_behind(
-    start_worker: StartWorker, gate: Gate
-) -> None:
+def test_a_read_handler_that_outlasts_the_grace_is_left_behind(start_worker: StartWorker, gate: Gate) -> None:
     worker = start_worker(stores=[STORE], stop_grace_ms=50)
     client = worker.connect()
     stands = client.ask(read.name, [gate.path])
@@ -279,7 +298,7 @@ import os, sys, time
 from pathlib import Path
 from tests.worker.conftest import startup_for
 from storage_worker.spawn import spawn
-child = spawn(startup_for(Path(sys.argv[1]), stores=["tests.worker.gates:gated"]))
+child = spawn(startup_for(Path(sys.argv[1]), stores=sys.argv[2:]))
 record = child.answer(time.monotonic_ns() + 30_000_000_000)
 if os.fork() == 0:
     # It holds whatever its parent had open.
@@ -294,9 +313,9 @@ while True:
 class Host:
     """A process that owns a worker, and has a child that outlives it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *stores: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", HOST, str(path)],
+            [sys.executable, "-c", HOST, str(path), *stores],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(module_path())},
@@ -329,9 +348,21 @@ class Host:
 
 @pytest.fixture
 def host(database: Path) -> Any:
-    host = Host(database)
+    host = Host(database, STORE)
     yield host
     host.close()
+
+
+def test_its_end_is_seen_without_process_descriptors_too(database: Path) -> None:
+    host = Host(database, "tests.worker.no_pidfd:plain")
+    try:
+        with RawClient(host.address) as client:
+            client.execute("create table t(a)")
+            host.kill()
+            assert any(isinstance(each, Goodbye) for each in rest_of(client))
+        assert host.worker_ends()
+    finally:
+        host.close()
 
 
 def test_a_killed_hosts_worker_ends_although_a_child_of_the_host_lives(host: Host, database: Path) -> None:
@@ -352,7 +383,9 @@ def test_it_ends_although_a_handler_does_not_return(
 ) -> None:
     with RawClient(host.address) as client, RawClient(host.address, name="control") as control:
         client.ask(operation.name, [] if operation is spin else [gate.path])
-        until(control, lambda status: status.lanes[1].admitted_requests and not status.lanes[1].waiting_requests)
+        until(
+            control, lambda status: status.lanes[1].admitted_requests and not status.lanes[1].waiting_requests
+        )
         host.kill()
         assert host.worker_ends()
     assert not is_owned(str(database))
@@ -433,7 +466,7 @@ def test_long_statements_are_ended_by_their_deadlines_and_hang_nobody(start_work
     client = worker.connect()
     client.execute(LEDGER)
     for operation, sql in ((EXECUTE, ENDLESS_WRITE), (QUERY, ENDLESS)):
-        error = failure(client, client.ask(operation, Statement(sql), seconds=0.4))  # type: ignore[arg-type]
+        error = failure(client, client.ask(operation, Statement(sql), seconds=0.4))
         assert error.code == "storage_deadline"
     assert worker.child.wait(0) is None
 
@@ -464,8 +497,10 @@ def with_a_transaction(worker: RunningWorker, client: RawClient) -> None:
 
 def with_a_backup_behind_a_transaction(worker: RunningWorker, client: RawClient) -> None:
     admin = worker.connect(role="admin")
-    admin.execute("insert into t with recursive c(n) as (select 1 union all select n + 1 from c limit 64)"
-                  " select zeroblob(200000) from c")
+    admin.execute(
+        "insert into t with recursive c(n) as (select 1 union all select n + 1 from c limit 64)"
+        " select zeroblob(200000) from c"
+    )
     admin.ask("worker.backup", [f"{worker.path}.copy"])
     client.call(BEGIN, Begin(60_000))
 
@@ -487,14 +522,22 @@ def test_it_uses_no_cpu_while_there_is_nothing_to_do(gated: RunningWorker, begin
     assert cpu_seconds(gated) - before < 0.3
 
 
+LOCKER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("begin immediate")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
 def test_it_uses_little_cpu_while_others_hold_the_lock(gated: RunningWorker) -> None:
     client = gated.connect()
     locker = subprocess.Popen(
         [
             sys.executable,
             "-c",
-            "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None);"
-            "c.execute('begin immediate'); print('locked', flush=True); sys.stdin.read()",
+            LOCKER,
             str(gated.path),
         ],
         stdin=subprocess.PIPE,
@@ -513,7 +556,9 @@ def test_it_uses_little_cpu_while_others_hold_the_lock(gated: RunningWorker) -> 
 
 def test_it_uses_no_cpu_while_it_drains(start_worker: StartWorker, gate: Gate) -> None:
     """A shared worker, of which every client has left while one's handler goes on."""
-    worker = start_worker(stores=[STORE], owner_pid=None, owner_started=None, shared_idle_ms=10, stop_grace_ms=20_000)
+    worker = start_worker(
+        stores=[STORE], owner_pid=None, owner_started=None, shared_idle_ms=10, stop_grace_ms=20_000
+    )
     client = worker.connect()
     client.ask(read.name, [gate.path])
     gate.wait()

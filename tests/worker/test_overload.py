@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from storage_worker.protocol.envelope import Cancel, Failure, Reply, error_of
-from storage_worker.protocol.errors import OverloadedError, RequestCancelledError
+from storage_worker.protocol.errors import OverloadedError, RequestCancelledError, StorageError
 from storage_worker.protocol.limits import KIB, MIB
 from storage_worker.protocol.statements import (
     EXECUTE,
@@ -167,7 +167,11 @@ def test_control_is_answered_while_something_long_runs(
 ) -> None:
     """Also refused, cancelled and expired requests are answered meanwhile; and the worker stops."""
     worker = start_worker(stores=[STORE], client_requests_max=8, stop_grace_ms=50, **SMALL)
-    client, other, admin = worker.connect(name="long"), worker.connect(name="other"), worker.connect(role="admin")
+    client, other, admin = (
+        worker.connect(name="long"),
+        worker.connect(name="other"),
+        worker.connect(role="admin"),
+    )
     client.execute("create table t(a)")
     client.execute(LEDGER)
     start(client, gate)
@@ -197,7 +201,7 @@ def in_flight(status: WorkerStatus, name: str) -> int:
     return next(each.in_flight_requests for each in status.clients if each.name == name)
 
 
-def error_of_answer(answer: Reply | Failure) -> Exception:
+def error_of_answer(answer: Reply | Failure) -> StorageError:
     assert isinstance(answer, Failure), answer
     return error_of(answer)
 
@@ -239,7 +243,9 @@ def test_a_client_that_reads_nothing_gets_no_more_done_than_it_may_leave_unread(
     assert in_flight(status, "reader") > 50
     assert status.process.resident_bytes - before < 16 * MIB
     answers = [reader.receive() for _ in ids]
-    assert {answer.id for answer in answers if isinstance(answer, Reply) and len(answer.result) > size} == set(ids)
+    assert {
+        answer.id for answer in answers if isinstance(answer, Reply) and len(answer.result) > size
+    } == set(ids)
     assert in_flight(control.status(), "reader") == 0
 
 

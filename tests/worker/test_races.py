@@ -72,12 +72,16 @@ class Actor:
         seconds = chance.choice((30.0, 30.0, 30.0, 0.02, 0.002))
         match chance.randrange(12):
             case 0 | 1 | 2 | 3:
-                self._write(Statement("insert into ledger values(?, zeroblob(3000))", [self._next()]), seconds)
+                self._write(
+                    Statement("insert into ledger values(?, zeroblob(3000))", [self._next()]), seconds
+                )
             case 4:
                 steps = chance.choice((100, 3_000, 60_000))
                 self._write(Statement(LONG_INSERT, [self._next(), steps]), seconds)
             case 5 | 6:
-                self._waits[client.ask(QUERY, Statement("select count(*) from ledger"), seconds=seconds)] = None
+                self._waits[client.ask(QUERY, Statement("select count(*) from ledger"), seconds=seconds)] = (
+                    None
+                )
             case 7:
                 sql = LONG + f" -- {chance.randrange(8)}"
                 steps = chance.choice((10, 50_000))
@@ -143,7 +147,7 @@ class Actor:
         self._client = self.worker.connect(name=self.name)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_each_request_has_one_true_answer(start_worker: StartWorker, seed: int) -> None:
     worker = start_worker(durability="normal", **SETTINGS)
     control = worker.connect(name="control")
@@ -200,6 +204,8 @@ def test_a_worker_stopped_in_the_middle_tells_the_truth_to_each(start_worker: St
     again = start_worker()
     found = {who for (who,) in again.connect().query("select who from ledger").rows}
     assert {who for who, answer in answers if isinstance(answer, Reply)} <= found
-    refused = {who for who, answer in answers if isinstance(answer, Failure) and answer.outcome == "not_committed"}
+    refused = {
+        who for who, answer in answers if isinstance(answer, Failure) and answer.outcome == "not_committed"
+    }
     assert refused
     assert not refused & found

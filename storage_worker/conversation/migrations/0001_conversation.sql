@@ -101,9 +101,11 @@ create table conversation_messages(
     preview text not null,
     retention_class text not null,
     created_ms integer not null,
-    unique (room_id, number),
-    unique (session_id, sequence)
+    unique (room_id, number)
 );
+
+-- Messages and observations of a session are found through its events: an index by session of their own would be one
+-- more page that each event changes.
 
 -- What an observation says beyond this stands in its event.
 create table conversation_observations(
@@ -116,6 +118,5 @@ create table conversation_observations(
     invocation integer,
     status text not null
 );
-create index conversation_observations_session on conversation_observations(session_id, stream_id);
 create index conversation_observations_tool on conversation_observations(session_id, tool_call_id, invocation)
     where tool_call_id is not null;
