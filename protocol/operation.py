@@ -19,7 +19,7 @@ class Operation(Generic[P, R]):
 
     `arguments` is a positional struct (`array_like`) whose fields are the parameters; `result` the
     type that the result is decoded to. A `solo` operation never shares a transaction with others. An
-    `admin` operation asks for that role. One that `checks_values` refuses nested values itself.
+    `admin` operation asks for that role. A `pooled` read never runs on the thread that serves all clients. One that `checks_values` refuses nested values itself.
     """
 
     def __init__(
@@ -31,6 +31,7 @@ class Operation(Generic[P, R]):
         *,
         solo: bool = False,
         admin: bool = False,
+        pooled: bool = False,
         checks_values: bool = False,
     ) -> None:
         self.name = name
@@ -38,6 +39,7 @@ class Operation(Generic[P, R]):
         self.arguments = arguments
         self.solo = solo
         self.admin = admin
+        self.pooled = pooled
         self._open = not checks_values and is_open(arguments)
         self._decode_arguments = msgspec.msgpack.Decoder(arguments).decode
         self._decode_result = msgspec.msgpack.Decoder(result).decode

@@ -85,7 +85,7 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]
             )
         if isinstance(obj, StoreOperation):
             _check_wire_types(obj)
-            return _reduced(obj, ("store", "kind", "handler", "signature", "solo", "admin"))
+            return _reduced(obj, ("store", "kind", "handler", "signature", "solo", "admin", "pooled"))
         if isinstance(obj, types.ModuleType):
             return _reduced_module(obj)
         if isinstance(obj, _StructMeta) and not _is_importable(obj):

@@ -213,6 +213,8 @@ class Readers:
 
     def _key(self, job: Job) -> int | None:
         """What a read is remembered by; None for one that is never quick."""
+        if job.served.operation.pooled:
+            return None
         if not job.served.plain:
             return hash(job.served.name)
         if job.bytes > QUICK_BYTES_MAX:

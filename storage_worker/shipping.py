@@ -59,6 +59,7 @@ def unship(data: bytes) -> list[Store]:
                     operation.signature,
                     solo=operation.solo,
                     admin=operation.admin,
+                    pooled=operation.pooled,
                 )
     except Exception as error:
         names = ", ".join(shipment.names)

@@ -51,6 +51,7 @@ class StoreOperation(Operation[P, R]):
         *,
         solo: bool,
         admin: bool,
+        pooled: bool = False,
     ) -> None:
         name = str(cast(Any, handler).__name__)
         self.__name__ = name
@@ -62,7 +63,9 @@ class StoreOperation(Operation[P, R]):
         self.signature = signature
         self._count, self._named = positional_and_named(signature)
         struct = arguments_struct(name, handler.__module__, signature)
-        super().__init__(f"{store.name}.{name}", kind, struct, signature.result, solo=solo, admin=admin)
+        super().__init__(
+            f"{store.name}.{name}", kind, struct, signature.result, solo=solo, admin=admin, pooled=pooled
+        )
 
     def run(self, tx: Transaction, arguments: msgspec.Struct) -> R:
         """Run the handler with the decoded arguments of a call.
@@ -176,17 +179,20 @@ class Store:
     def read(self, handler: Handler[P, R], /) -> StoreOperation[P, R]: ...
 
     @overload
-    def read(self, /, *, admin: bool = False) -> Callable[[Handler[P, R]], StoreOperation[P, R]]: ...
+    def read(
+        self, /, *, admin: bool = False, pooled: bool = False
+    ) -> Callable[[Handler[P, R]], StoreOperation[P, R]]: ...
 
-    def read(self, handler: Any = None, /, *, admin: bool = False) -> Any:
+    def read(self, handler: Any = None, /, *, admin: bool = False, pooled: bool = False) -> Any:
         """Declare an operation that only reads: `@store.read` or `@store.read(admin=True)`.
 
-        It runs on a read-only connection. The rest is as for `write`.
+        It runs on a read-only connection. A `pooled` one always runs on a thread of the reader pool, however
+        quick it has been: for what works outside of SQLite, where nothing could end it. The rest is as for `write`.
         """
         scope = _scope(inspect.currentframe()).f_locals
         if handler is not None:
-            return self._declare("read", handler, scope, solo=False, admin=admin)
-        return lambda given: self._declare("read", given, scope, solo=False, admin=admin)
+            return self._declare("read", handler, scope, solo=False, admin=admin, pooled=pooled)
+        return lambda given: self._declare("read", given, scope, solo=False, admin=admin, pooled=pooled)
 
     def _declare(
         self,
@@ -196,6 +202,7 @@ class Store:
         *,
         solo: bool,
         admin: bool,
+        pooled: bool = False,
     ) -> StoreOperation[Any, Any]:
         name = str(getattr(handler, "__name__", type(handler).__name__))
         label = f"{self.name}.{name}"
@@ -203,7 +210,9 @@ class Store:
         if label in self._operations:
             raise TypeError(f"{label} is declared twice")
         signature = read_signature(handler, label, scope)
-        operation = StoreOperation[Any, Any](self, kind, handler, signature, solo=solo, admin=admin)
+        operation = StoreOperation[Any, Any](
+            self, kind, handler, signature, solo=solo, admin=admin, pooled=pooled
+        )
         self._operations[label] = operation
         return operation
 

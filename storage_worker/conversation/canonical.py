@@ -11,7 +11,12 @@ from .bounds import PREVIEW_BYTES_MAX
 from .records import JSON, TEXT, Body, PayloadRef
 
 BODY_COLUMNS: Final = "content_type, retention_class, body, payload_sha256, payload_bytes, payload_stored_bytes, payload_encoding"
-"""The columns of a body, in every table that has one."""
+"""The columns of a body, in every table that has one, in the order of `Content.columns`."""
+
+REFERENCE_COLUMNS: Final = (
+    "payload_sha256, content_type, retention_class, payload_bytes, payload_stored_bytes, payload_encoding"
+)
+"""The same as the fields of a `PayloadRef`: what is selected behind a record's own columns."""
 
 encode_json = msgspec.json.Encoder(order="deterministic").encode
 """The canonical JSON of a value that is known to be JSON."""
@@ -105,18 +110,3 @@ def json_content(value: Any, where: str) -> Content:
     text = canonical_json(value, where)
     check_inline(text, f"the JSON of {where}")
     return Content(JSON, text, None, preview_of(text))
-
-
-def body_of(
-    content_type: str | None,
-    retention_class: str,
-    body: str | None,
-    sha256: str | None,
-    size: int | None,
-    stored_bytes: int | None,
-    encoding: Any,
-) -> Body | None:
-    """The body that the columns of `BODY_COLUMNS` hold."""
-    if sha256 is None or content_type is None:
-        return body
-    return PayloadRef(sha256, content_type, retention_class, size or 0, stored_bytes or 0, encoding)

@@ -7,10 +7,10 @@ import msgspec
 from ..transaction import Transaction
 from . import payloads
 from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT, RETENTION_DEFAULT
-from .canonical import BODY_COLUMNS, NO_CONTENT, Content, attributes_json, body_of, text_content
+from .canonical import NO_CONTENT, REFERENCE_COLUMNS, Content, attributes_json, text_content
 from .errors import EventConflictError
 from .identity import NO_FINGERPRINT, Arrival, Fingerprint, Stored, compare, event_key, take_fingerprint
-from .pages import Listing
+from .pages import Listing, record_of
 from .records import (
     Appended,
     Attributes,
@@ -32,7 +32,8 @@ from .standing import Noted, Standing, read_standing
 
 _COLUMNS = (
     "stream_id, session_id, sequence, room_id, actor, type, event_id, aggregate_kind, aggregate_id, version,"
-    f" client_transaction_id, idempotency_key, provenance, attributes, preview, created_ms, {BODY_COLUMNS}"
+    " client_transaction_id, idempotency_key, provenance, attributes, content_type, body, preview, retention_class,"
+    f" created_ms, {REFERENCE_COLUMNS}"
 )
 _TEXTS = (
     "session_id, room_id, actor, type, event_id, aggregate_kind, aggregate_id, client_transaction_id,"
@@ -58,48 +59,8 @@ _ONE = f"select {_COLUMNS} from conversation_events where stream_id = ?"  # noqa
 _FIND = f"select {_COLUMNS} from conversation_events where {_OF_TRANSACTION}"  # noqa: S608 - of constants
 
 
-def _event(
-    stream_id: int,
-    session: str,
-    sequence: int,
-    room: str,
-    actor: str,
-    type_: str,
-    event_id: str | None,
-    aggregate_kind: str,
-    aggregate_id: str,
-    version: int,
-    client_transaction_id: str | None,
-    idempotency_key: str | None,
-    provenance: str | None,
-    attributes: str,
-    preview: str,
-    created_ms: int,
-    content_type: str | None,
-    retention_class: str,
-    *body: Any,
-) -> Event:
-    return Event(
-        stream_id,
-        session,
-        sequence,
-        room,
-        actor,
-        type_,
-        event_id,
-        aggregate_kind,
-        aggregate_id,
-        version,
-        client_transaction_id,
-        idempotency_key,
-        provenance,
-        attributes,
-        content_type,
-        body_of(content_type, retention_class, *body),
-        preview,
-        retention_class,
-        created_ms,
-    )
+def _event(row: tuple[Any, ...]) -> Event:
+    return record_of(Event, 15, row)
 
 
 _ALL: Final = Listing("conversation_events", "stream_id", _COLUMNS, _TEXTS, _event)
@@ -162,7 +123,7 @@ def write_event(tx: Transaction, draft: Draft, standing: Standing, room: str) ->
 
 def read_event(tx: Transaction, stream_id: int) -> Event:
     """The event with a stream id that is known to be there."""
-    return _event(*tx.query(_ONE, (stream_id,)).rows[0])
+    return _event(tx.query(_ONE, (stream_id,)).rows[0])
 
 
 def find_by_key(tx: Transaction, key: str) -> Stored | None:
@@ -309,7 +270,7 @@ def find(
             return None
         room = default.id
     rows = tx.query(_FIND, (room, actor, client_transaction_id)).rows
-    return _event(*rows[0]) if rows else None
+    return _event(rows[0]) if rows else None
 
 
 @store.read

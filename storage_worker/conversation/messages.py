@@ -8,23 +8,25 @@ from ..protocol.errors import InvalidRequestError
 from ..transaction import Transaction
 from . import payloads
 from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
-from .canonical import BODY_COLUMNS, EMPTY_TEXT, NO_CONTENT, body_of
+from .canonical import EMPTY_TEXT, NO_CONTENT, REFERENCE_COLUMNS
 from .events import Draft
-from .pages import Listing, LogListing
+from .pages import Listing, LogListing, record_of
 from .records import Cursor, Message, Name, Page, PageBytes, PageRows, Sender
 from .schema import store
 from .standing import Standing
 
 _COLUMNS = (
     "stream_id, id, room_id, number, session_id, sequence, role, turn_id, actor, sender_label, source, agent_key,"
-    f" thread_root, status, preview, created_ms, {BODY_COLUMNS}"
+    f" thread_root, status, content_type, body, preview, created_ms, {REFERENCE_COLUMNS}"
 )
 _TEXTS = (
     "id, room_id, session_id, role, turn_id, actor, sender_label, source, agent_key, status, preview,"
     " content_type, retention_class, body"
 )
 _INSERT = (
-    f"insert into conversation_messages({_COLUMNS})"  # noqa: S608 - of constants
+    "insert into conversation_messages(stream_id, id, room_id, number, session_id, sequence, role, turn_id, actor,"
+    " sender_label, source, agent_key, thread_root, status, preview, created_ms, content_type, retention_class, body,"
+    " payload_sha256, payload_bytes, payload_stored_bytes, payload_encoding)"
     " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _OF_EVENT = "select id, number from conversation_messages where stream_id = ?"
@@ -34,47 +36,8 @@ def _of_t(columns: str) -> str:
     return ", ".join(f"t.{each.strip()}" for each in columns.split(","))
 
 
-def _message(
-    stream_id: int,
-    id_: str,
-    room: str,
-    number: int,
-    session: str,
-    sequence: int,
-    role: str,
-    turn_id: str | None,
-    actor: str,
-    sender_label: str,
-    source: str | None,
-    agent_key: str | None,
-    thread_root: int | None,
-    status: str,
-    preview: str,
-    created_ms: int,
-    content_type: str,
-    retention_class: str,
-    *body: Any,
-) -> Message:
-    return Message(
-        stream_id,
-        id_,
-        room,
-        number,
-        session,
-        sequence,
-        role,
-        turn_id,
-        actor,
-        sender_label,
-        source,
-        agent_key,
-        thread_root,
-        status,
-        content_type,
-        body_of(content_type, retention_class, *body) or "",
-        preview,
-        created_ms,
-    )
+def _message(row: tuple[Any, ...]) -> Message:
+    return record_of(Message, 15, row)
 
 
 _OF_SESSION: Final = LogListing("conversation_messages", _of_t(_COLUMNS), _of_t(_TEXTS), _message)

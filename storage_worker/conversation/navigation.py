@@ -1,6 +1,6 @@
 """Navigation: what a list of sessions shows of each, also of those that only output without a room named."""
 
-from typing import Final
+from typing import Any, Final
 
 from ..transaction import Transaction
 from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
@@ -12,8 +12,14 @@ _COLUMNS: Final = (
     "number, id, room_id, shown_status, shown_preview, shown_activity_ms, last_sequence, last_message"
 )
 _TEXTS: Final = "id, room_id, shown_status, shown_preview"
-_ALL: Final = Listing("conversation_sessions", "number", _COLUMNS, _TEXTS, Navigation)
-_OF_ROOM: Final = Listing("conversation_sessions", "number", _COLUMNS, _TEXTS, Navigation, "room_id")
+
+
+def _navigation(row: tuple[Any, ...]) -> Navigation:
+    return Navigation(*row)
+
+
+_ALL: Final = Listing("conversation_sessions", "number", _COLUMNS, _TEXTS, _navigation)
+_OF_ROOM: Final = Listing("conversation_sessions", "number", _COLUMNS, _TEXTS, _navigation, "room_id")
 
 
 @store.read

@@ -4,15 +4,15 @@ from typing import Any, Final
 
 from ..transaction import Transaction
 from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
-from .canonical import BODY_COLUMNS, body_of
-from .pages import LogListing
+from .canonical import REFERENCE_COLUMNS
+from .pages import LogListing, record_of
 from .records import Cursor, Name, Observation, Page, PageBytes, PageRows
 from .schema import store
 from .vocabulary import PARTIAL, EventType, Fields, status_of, text_of
 
 _COLUMNS = (
     "t.stream_id, t.id, t.session_id, t.kind, t.turn_id, t.tool_call_id, t.invocation, t.status, e.attributes,"
-    f" e.created_ms, {', '.join(f'e.{each.strip()}' for each in BODY_COLUMNS.split(','))}"
+    f" e.content_type, e.body, e.created_ms, {', '.join(f'e.{each.strip()}' for each in REFERENCE_COLUMNS.split(','))}"
 )
 _INSERT = (
     "insert into conversation_observations(stream_id, id, session_id, kind, turn_id, tool_call_id, invocation, status)"
@@ -30,35 +30,8 @@ INVOCATION_MAX: Final = 2**53
 _OF_EVENT = "select id from conversation_observations where stream_id = ?"
 
 
-def _observation(
-    stream_id: int,
-    id_: str,
-    session: str,
-    kind: str,
-    turn_id: str | None,
-    tool_call_id: str | None,
-    invocation: int | None,
-    status: str,
-    attributes: str,
-    created_ms: int,
-    content_type: str | None,
-    retention_class: str,
-    *body: Any,
-) -> Observation:
-    return Observation(
-        stream_id,
-        id_,
-        session,
-        kind,
-        turn_id,
-        tool_call_id,
-        invocation,
-        status,
-        attributes,
-        content_type,
-        body_of(content_type, retention_class, *body),
-        created_ms,
-    )
+def _observation(row: tuple[Any, ...]) -> Observation:
+    return record_of(Observation, 10, row)
 
 
 _OF_SESSION: Final = LogListing(

@@ -9,7 +9,8 @@ from typing import Any, Final, Generic, TypeVar
 
 from ..protocol.values import Value
 from ..transaction import Transaction
-from .records import Page
+from .canonical import REFERENCE_COLUMNS
+from .records import Page, PayloadRef
 
 T = TypeVar("T")
 
@@ -21,6 +22,8 @@ ROW_BYTES: Final = 320
 WINDOW_EVENTS: Final = 1_000
 WINDOWS_MAX: Final = 20
 """How many events of a session are looked at in one step, and steps of one page, to find what they left."""
+
+REFERENCE_COUNT: Final = len(REFERENCE_COLUMNS.split(","))
 
 _LAST_SEQUENCE: Final = "select last_sequence from conversation_sessions where id = ?"
 
@@ -60,7 +63,13 @@ class Listing(Generic[T]):
     """
 
     def __init__(
-        self, source: str, key: str, columns: str, texts: str, make: Callable[..., T], scope: str = ""
+        self,
+        source: str,
+        key: str,
+        columns: str,
+        texts: str,
+        make: Callable[[tuple[Any, ...]], T],
+        scope: str = "",
     ) -> None:
         part = f"{scope} = ? and " if scope else ""
         # Texts of the module, put together once when it is imported.
@@ -108,7 +117,7 @@ class Listing(Generic[T]):
         least, greatest = sorted((keys[0][0], keys[-1][0]))
         sql = self._rows_down if newest_first else self._rows_up
         make = self._make
-        return [make(*row) for row in tx.query(sql, (*scope, least, greatest)).rows]
+        return [make(row) for row in tx.query(sql, (*scope, least, greatest)).rows]
 
 
 class LogListing(Listing[T]):
@@ -120,7 +129,7 @@ class LogListing(Listing[T]):
     events and `t` the table.
     """
 
-    def __init__(self, table: str, columns: str, texts: str, make: Callable[..., T]) -> None:
+    def __init__(self, table: str, columns: str, texts: str, make: Callable[[tuple[Any, ...]], T]) -> None:
         source = f"conversation_events e join {table} t on t.stream_id = e.stream_id"
         super().__init__(source, "e.sequence", columns, texts, make, "e.session_id")
         head = (
@@ -158,6 +167,14 @@ class LogListing(Listing[T]):
         if count < len(keys):
             return Page(items, keys[count - 1][0], True)
         return Page(items, cursor, more)
+
+
+def record_of(kind: Callable[..., T], body_at: int, row: tuple[Any, ...]) -> T:
+    """A record of a row that ends with `REFERENCE_COLUMNS`; a reference takes the place of the body at `body_at`."""
+    end = len(row) - REFERENCE_COUNT
+    if row[end] is None:
+        return kind(*row[:end])
+    return kind(*row[:body_at], PayloadRef(*row[end:]), *row[body_at + 1 : end])
 
 
 def _windows(after: int, last: int, *, newest_first: bool) -> Iterator[tuple[int, int]]:

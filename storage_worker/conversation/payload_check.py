@@ -67,7 +67,7 @@ class PayloadsChecked(msgspec.Struct, frozen=True, array_like=True):
     next: CheckPosition | None
 
 
-@store.read
+@store.read(pooled=True)
 def check_payloads(tx: Transaction, position: CheckPosition | None = None) -> PayloadsChecked:
     """Do one slice of a check; a whole one begins without a position and ends where `next` is None."""
     position = position or CheckPosition()

@@ -152,7 +152,7 @@ def ref_of(row: tuple[object, ...]) -> PayloadRef | None:
 # What the payload client asks
 
 
-@store.read
+@store.read(pooled=True)
 def payload_folder(tx: Transaction) -> str:
     """The directory that holds the payloads, made where it is missing."""
     folder = folder_of(tx)
@@ -160,7 +160,7 @@ def payload_folder(tx: Transaction) -> str:
     return folder.path
 
 
-@store.read
+@store.read(pooled=True)
 def offer_payload(
     tx: Transaction, sha256: Name, content_type: Name, retention_class: Name, size: Cursor
 ) -> Offer:
@@ -173,7 +173,7 @@ def offer_payload(
     return Offer(folder.path, placing.find(folder, sha256, content_type, retention_class, size))
 
 
-@store.read
+@store.read(pooled=True)
 def place_payload(
     tx: Transaction, temporary: Name, size: Cursor, content_type: Name, retention_class: Name
 ) -> PayloadRef:
@@ -198,7 +198,7 @@ def locate_payload(tx: Transaction, ref: PayloadRef) -> Located:
 # Bodies over the pipe
 
 
-@store.read
+@store.read(pooled=True)
 def payload(tx: Transaction, ref: PayloadRef) -> bytes:
     """A whole body, checked against its hash; at most what the request allows as a result.
 
@@ -211,7 +211,7 @@ def payload(tx: Transaction, ref: PayloadRef) -> bytes:
         return files.read_whole(descriptor, found)
 
 
-@store.read
+@store.read(pooled=True)
 def payload_range(tx: Transaction, ref: PayloadRef, offset: int, length: int) -> bytes:
     """`length` bytes of a body from `offset` on; cut at its end, empty from there on. Its hash is not checked.
 

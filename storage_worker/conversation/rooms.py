@@ -23,7 +23,8 @@ _INSERT: Final = (
 _ARCHIVE = "update conversation_rooms set archived_ms = ? where id = ? and archived_ms is null"
 
 
-def _room(number: int, id_: str, title: str, is_default: int, *rest: Any) -> Room:
+def _room(row: tuple[Any, ...]) -> Room:
+    number, id_, title, is_default, *rest = row
     return Room(number, id_, title, bool(is_default), *rest)
 
 
@@ -33,7 +34,7 @@ _ROOMS = Listing("conversation_rooms", "number", _COLUMNS, "id, title", _room)
 def find_room(tx: Transaction, room: str) -> Room | None:
     """The room with this id, or None."""
     rows = tx.query(_ONE, (room,)).rows
-    return _room(*rows[0]) if rows else None
+    return _room(rows[0]) if rows else None
 
 
 def require_room(tx: Transaction, room: str) -> Room:
@@ -47,7 +48,7 @@ def require_room(tx: Transaction, room: str) -> Room:
 def find_default_room(tx: Transaction) -> Room | None:
     """The default room where there is one already."""
     rows = tx.query(_DEFAULT).rows
-    return _room(*rows[0]) if rows else None
+    return _room(rows[0]) if rows else None
 
 
 def default_room(tx: Transaction) -> Room:

@@ -1,6 +1,6 @@
 """Sessions: conversations with an agent, each in a room, some begun by another one."""
 
-from typing import Final
+from typing import Any, Final
 
 from ..protocol.errors import InvalidRequestError
 from ..transaction import Transaction
@@ -16,14 +16,20 @@ _ONE: Final = f"select {_COLUMNS} from conversation_sessions where id = ? and se
 _ADOPT: Final = "update conversation_sessions set parent_id = ?, root_id = ? where number = ?"
 _BIND: Final = "update conversation_sessions set runtime_binding = ? where number = ?"
 _TEXTS: Final = "id, room_id, parent_id, root_id, status, runtime_binding, first_preview"
-_ALL: Final = Listing("conversation_sessions", "session_number", _COLUMNS, _TEXTS, Session)
-_OF_ROOM: Final = Listing("conversation_sessions", "session_number", _COLUMNS, _TEXTS, Session, "room_id")
+
+
+def _session(row: tuple[Any, ...]) -> Session:
+    return Session(*row)
+
+
+_ALL: Final = Listing("conversation_sessions", "session_number", _COLUMNS, _TEXTS, _session)
+_OF_ROOM: Final = Listing("conversation_sessions", "session_number", _COLUMNS, _TEXTS, _session, "room_id")
 
 
 def find_session(tx: Transaction, session: str) -> Session | None:
     """The session with this id, or None."""
     rows = tx.query(_ONE, (session,)).rows
-    return Session(*rows[0]) if rows else None
+    return _session(rows[0]) if rows else None
 
 
 def require_session(tx: Transaction, session: str) -> Session:

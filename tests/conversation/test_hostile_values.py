@@ -3,6 +3,7 @@
 The fields are found by looking at the operations, so that a new one is never forgotten.
 """
 
+import contextlib
 import tempfile
 import types
 import typing
@@ -240,12 +241,9 @@ def test_every_field_of_every_operation(
         arguments = {**required, field.name: value}
         if "session" in required and field.name != "session":
             arguments["session"] = f"{operation.name} {field.name} {number}"
-        if (
-            short == "set_session_status"
-            and isinstance(arguments["session"], str)
-            and field.name != "session"
-        ):
-            client.call(conversation.upsert_session(arguments["session"]))
+        if short == "set_session_status":
+            with contextlib.suppress(*REFUSALS):
+                client.call(conversation.upsert_session(arguments["session"]))
         try:
             client.call(operation(**arguments))
         except StorageError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from multiprocess.context import ForkContext
 
 import storage_worker as sw
 from storage_worker import conversation

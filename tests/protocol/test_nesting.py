@@ -191,5 +191,5 @@ def test_each_kind_of_container_counts() -> None:
     many = 2**16
     for value in ([], {}, [0] * 16, dict.fromkeys(range(16)), [0] * many, dict.fromkeys(range(many))):
         assert may_be_deep(msgspec.msgpack.encode(value), 0)
-    for value in (None, True, 1, -1, 2**40, 1.5, "text", "x" * 300, b"x"):
-        assert not may_be_deep(msgspec.msgpack.encode(value), 0)
+    for scalar in (None, True, 1, -1, 2**40, 1.5, "text", "x" * 300, b"x"):
+        assert not may_be_deep(msgspec.msgpack.encode(scalar), 0)

@@ -5,7 +5,7 @@ from storage_worker import Store, processes
 plain = Store("plain")
 
 
-def _no_descriptor(_: int) -> int | None:
+def _no_descriptor(pid: int) -> int | None:
     return None
 
 

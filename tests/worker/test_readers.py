@@ -29,7 +29,6 @@ from storage_worker.readers import Reader, Readers
 from tests.worker.conftest import RunningWorker
 from tests.worker.gates import (
     RAISES,
-    STORE,
     Gate,
     read_and_raise,
     read_around,
