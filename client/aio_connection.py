@@ -148,7 +148,8 @@ class AsyncConnection:
             return True
         if waiter.frame:
             waiter.frame = b""
-            self._free(waiter)
+            if waiter.size:
+                self._free(waiter)
             return False
         # It keeps its place at the worker until the answer is there.
         self._exchange.abandoned[waiter.id] = waiter
@@ -219,11 +220,10 @@ class AsyncConnection:
                 waiter.placed()
 
     def _free(self, waiter: AsyncWaiter) -> None:
-        """Give a request's place to the next one."""
-        if waiter.size:
-            self._requests -= 1
-            self._bytes -= waiter.size
-            waiter.size = 0
+        """Give the place of a request that has one to the next."""
+        self._requests -= 1
+        self._bytes -= waiter.size
+        waiter.size = 0
         if self._held:
             self._place_held()
 
@@ -257,13 +257,14 @@ class AsyncConnection:
                 waiter = exchange.take(decode_from_worker(body))
                 if waiter is None:
                     self._drain()
-                else:
+                elif waiter.size:
                     self._free(waiter)
             if exchange.frames.error is not None:
                 raise exchange.frames.error
         except StorageError as error:
             self._break(error)
-        self._close_if_done()
+        if self._retired:
+            self._close_if_done()
 
     def _drain(self) -> None:
         """The worker answers what it has and takes nothing new; what was not sent goes elsewhere."""

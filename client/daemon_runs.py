@@ -11,7 +11,7 @@ from .terms import seconds_left
 
 T = TypeVar("T")
 
-_SLACK_SECONDS: Final = 0.5
+_SLACK_SECONDS: Final = 0.1
 """The function ends by the deadline itself and knows better why; it is not waited for much longer."""
 
 

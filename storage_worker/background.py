@@ -196,6 +196,7 @@ class CopyDatabase:
         self._path = _checked_target(str(decode(job, limits).target), writer.database.path)
         self._target = open_copy(self._path)
         self._backup: Backup = self._target.backup_from(writer.database)
+        self._page_bytes = int(writer.database.own("pragma page_size")[0][0])
         self.status = BackgroundTask(name="backup", state="waiting")
         copies.add(job)
 
@@ -222,7 +223,7 @@ class CopyDatabase:
         self._end(keep=still_wanted)
         if not still_wanted:
             return []
-        succeed(self._job, total)
+        succeed(self._job, total * self._page_bytes)
         return [self._job]
 
     def abandon(self) -> list[Job]:

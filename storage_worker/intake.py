@@ -6,10 +6,11 @@ Whoever serves the pipes holds their `role`; everything here is called with it h
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from .admission import NEVER_NS, Admission, Lane, expired
 from .execution import Served, fail
+from .gate import Gate
 from .peer import Job, Peer
 from .pipes import Pipes
 from .protocol.envelope import (
@@ -18,8 +19,6 @@ from .protocol.envelope import (
     Goodbye,
     Hello,
     Request,
-    Role,
-    Welcome,
     decode_from_client,
     encode,
     failure_of,
@@ -45,19 +44,6 @@ from .watch import cancelled, deadline_exceeded
 LARGE_ANSWER_BYTES = 64 * KIB
 SENT_SECONDS_MAX = 1.0
 """How long a reader thread waits for its answer to be sent: for ever it would when the worker ends."""
-
-
-class Gate:
-    """What decides about requests beyond their bounds; the worker's other parts set it up."""
-
-    def __init__(self) -> None:
-        self.refuse_writes: Callable[[int], StorageError | None] = lambda _: None
-        self.place_in_transaction: Callable[[Job], Lane | None] = lambda _: None
-        self.control: Callable[[Job], None] = lambda _: None
-        self.granted: Callable[[Role, bytes], Role] = lambda _, __: "read"
-        self.welcome: Callable[[Peer], Welcome] | None = None
-        self.writer_is_blocked: Callable[[], bool] = lambda: False
-        self.wake_readers: Callable[[], None] = lambda: None
 
 
 class Intake:

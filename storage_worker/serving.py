@@ -85,6 +85,8 @@ class Serving:
             except FatalError as fatal:
                 self._leave()
                 with intake.pipes.role:
+                    # Before the answers: whoever reads one must not ask this worker again.
+                    intake.drain(f"it ended: {fatal}")
                     intake.deliver([*done, *fatal.done])
                     intake.fail_all(f"the worker ended: {fatal}")
                 raise

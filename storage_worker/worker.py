@@ -26,7 +26,8 @@ from .database.opening import (
     sqlite_version,
 )
 from .execution import as_typed, decode, fail, succeed
-from .intake import Gate, Intake
+from .gate import Gate
+from .intake import Intake
 from .interactive import without_number
 from .migrations import migrate
 from .operations import served_operations

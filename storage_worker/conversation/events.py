@@ -239,9 +239,14 @@ def append(
         aggregate_id=aggregate_id,
         version=version,
     )
-    standing = read_standing(tx, session)
+    return _append_once(tx, draft, arrival, room)
+
+
+def _append_once(tx: Transaction, draft: Draft, arrival: Arrival, room: str | None) -> Appended:
+    """Store an event unless it is there already; where it stands."""
+    standing = read_standing(tx, draft.session)
     room_id = standing.room_of(tx, room)
-    stored = find_by_transaction(tx, draft, room_id, arrival, event_id)
+    stored = find_by_transaction(tx, draft, room_id, arrival, draft.event_id)
     if stored is not None:
         return appended(stored)
     stream_id = write_event(tx, draft, standing, room_id)
@@ -250,10 +255,10 @@ def append(
     standing.save(tx, room_id, draft.created_ms, None, "", Noted())
     return Appended(
         stream_id,
-        session,
+        draft.session,
         standing.sequence,
         room_id,
-        event_id or str(stream_id),
+        draft.event_id or str(stream_id),
         draft.created_ms,
         True,
     )

@@ -15,7 +15,8 @@ from storage_worker.protocol.errors import (
     WorkerUnavailableError,
 )
 from storage_worker.protocol.limits import MIB
-from storage_worker.protocol.statements import Health
+from storage_worker.protocol.operation import Operation
+from storage_worker.protocol.statements import Health, Rows, Statement
 from tests.client.fake import (
     NOTHING,
     PATIENCE_S,
@@ -32,6 +33,8 @@ from tests.client_async.conftest import Run
 from tests.client_async.peers import Near, away, both_of, client_of, row, turns, until
 
 SHORT_S = 0.05
+
+CUSTOM = Operation[[str, list[int]], Rows]("tests.custom", "write", Statement, Rows)
 
 
 def test_a_reply_may_come_byte_by_byte(run: Run[None]) -> None:
@@ -425,8 +428,8 @@ def test_what_waits_for_its_turn_may_change_without_harm(run: Run[None]) -> None
         async with Near(limits_with(client_requests_max=1, pipeline_window=1)) as near:
             await near.client.connect()
             first = asyncio.create_task(near.client.execute("insert", (1,)))
-            values: list[int] = [2]
-            second = asyncio.create_task(near.client.execute("insert", values))
+            values = [2]
+            second = asyncio.create_task(near.client.call(CUSTOM("insert", values)))
             await turns(3)
             values[0] = 3
             near.peer.echo(near.peer.requests[0])

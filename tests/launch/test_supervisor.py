@@ -35,6 +35,20 @@ from .programs import start_program
 from .test_ownership import record_of
 from .test_spawn import Fault, soon, startup_of
 
+_before: set[psutil.Process] = set()
+
+
+@pytest.fixture(autouse=True)
+def note_children() -> None:
+    """Other tests of this process may have left a fork server, which lives as long as it does."""
+    _before.clear()
+    _before.update(psutil.Process().children())
+
+
+def started_children() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if child not in _before]
+
+
 QUICK = Limits(restart_backoff_ms_min=1, restart_backoff_ms_max=1, crash_loop_deaths=10_000)
 GRACE_SECONDS = 30.0
 """Long enough that no test waits for it; a killed worker is a test that fails."""
@@ -217,7 +231,7 @@ def test_a_start_that_fails_leaves_nothing(
     deadline = soon(1.0 if error is DeadlineExceededError else 60.0)
     with pytest.raises(error):
         supervisor.start(deadline)
-    assert psutil.Process().children() == []
+    assert started_children() == []
     assert not is_owned(str(database))
     lock = try_start_lock(str(database))
     assert lock is not None
@@ -272,7 +286,7 @@ def test_a_start_can_be_stopped(database: Path, supervise: Supervise, fake_worke
     supervisor.stop(0.05)
     thread.join()
     assert "was stopped" in errors[0].message
-    assert psutil.Process().children() == []
+    assert started_children() == []
 
 
 def test_a_stop_in_the_instant_of_a_start_is_not_lost(
@@ -299,7 +313,7 @@ def test_a_stop_in_the_instant_of_a_start_is_not_lost(
         supervisor.start(soon())
     stopping[0].join()
     assert [number for thread, number in sent if thread is stopping[0]] == [signal.SIGTERM]
-    assert psutil.Process().children() == []
+    assert started_children() == []
 
 
 def test_a_start_that_waits_for_the_lock_can_be_stopped(database: Path, supervise: Supervise) -> None:
@@ -330,7 +344,7 @@ def test_a_restart_can_be_stopped(database: Path, supervise: Supervise, fake_wor
     with pytest.raises(WorkerUnavailableError, match="not running again in time"):
         supervisor.wait_running(soon(0.5), after=1)
     supervisor.stop(0.05)
-    assert psutil.Process().children() == []
+    assert started_children() == []
     with pytest.raises(WorkerUnavailableError, match="was stopped"):
         supervisor.wait_running(soon())
 
@@ -352,7 +366,7 @@ def test_a_worker_that_ignores_its_end_is_killed(
     supervisor = supervise(database)
     supervisor.start(soon())
     supervisor.stop(0.05)
-    assert psutil.Process().children() == []
+    assert started_children() == []
 
 
 def test_many_threads_may_stop_it(database: Path, supervise: Supervise) -> None:
@@ -363,7 +377,7 @@ def test_many_threads_may_stop_it(database: Path, supervise: Supervise) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert psutil.Process().children() == []
+    assert started_children() == []
 
 
 def test_an_interrupted_start_leaves_nothing(
@@ -383,7 +397,7 @@ def test_an_interrupted_start_leaves_nothing(
         supervisor.start(soon())
     monkeypatch.undo()
     supervisor.stop(0.05)
-    assert psutil.Process().children() == []
+    assert started_children() == []
 
 
 def test_a_fault_of_the_supervisor_is_told(

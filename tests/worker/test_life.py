@@ -294,7 +294,7 @@ def test_it_can_be_ended_while_it_starts(
 
 
 HOST = """
-import os, sys, time
+import os, signal, sys, time
 from pathlib import Path
 from tests.worker.conftest import startup_for
 from storage_worker.spawn import spawn
@@ -304,9 +304,9 @@ if os.fork() == 0:
     # It holds whatever its parent had open.
     print(os.getpid(), record.pid, record.address, flush=True)
     while True:
-        time.sleep(60)
+        signal.pause()
 while True:
-    time.sleep(60)
+    signal.pause()
 """
 
 
