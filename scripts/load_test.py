@@ -152,11 +152,11 @@ def _database(folder: Path | None) -> Iterator[Path]:
 def measure(
     plan: Plan, kinds: list[str], clients: list[int], rounds: int, console: Console
 ) -> dict[tuple[str, int], list[Run]]:
-    """All runs: for each number of clients the kinds take turns, round by round, each on a new database."""
+    """All runs: round by round each number of clients and each kind in turn, each on a new database."""
     context = processes("load_workloads", "load_peers")
     runs: dict[tuple[str, int], list[Run]] = {}
-    for count in clients:
-        for number in range(rounds):
+    for number in range(rounds):
+        for count in clients:
             for kind in kinds:
                 with (
                     console.status(f"{kind}, {count} clients, round {number + 1} of {rounds}"),
