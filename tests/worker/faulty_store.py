@@ -1,6 +1,7 @@
 """A store whose module puts a file system that fails on demand below SQLite. Only workers import it."""
 
 from pathlib import Path
+from typing import Any
 
 import apsw
 
@@ -47,7 +48,7 @@ class FaultyFile(apsw.VFSFile):
         self._meet("xRead")
         return super().xRead(amount, offset)
 
-    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802 - the driver's name
+    def xWrite(self, data: Any, offset: int) -> None:  # noqa: N802 - the driver's name
         self._meet("xWrite")
         super().xWrite(data, offset)
 
