@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import time
-from collections import deque
+from collections import OrderedDict
 from typing import Any, Final
 
 import msgspec
@@ -31,8 +31,8 @@ from .terms import NS_PER_MS, NS_PER_SECOND, Terms
 
 _NEVER_NS: Final = 2**63
 
-_ALARM_SECONDS_MIN: Final = 0.001
-"""An event loop's clock may be this coarse: an alarm that rings early is not set again at once."""
+_ALARM_SECONDS_MIN: Final = 0.005
+"""Deadlines that are this close together are looked at together, as an alarm looks at all requests."""
 
 
 class AsyncConnection:
@@ -57,7 +57,7 @@ class AsyncConnection:
         self._grace_ns = limits.reply_grace_ms * NS_PER_MS
         self._exchange: Exchange[AsyncWaiter] = Exchange(limits)
         self._outgoing = AsyncOutgoing(self.loop, sock, self._lose)
-        self._held: deque[AsyncWaiter] = deque()
+        self._held: OrderedDict[AsyncWaiter, None] = OrderedDict()
         self._requests = 0
         self._bytes = 0
         # With one more request of any size it is still no more than the worker takes.
@@ -119,7 +119,7 @@ class AsyncConnection:
             waiter.held = request
             # Beyond its deadline it need not be sent any more.
             self._expect(waiter, terms.deadline_ns)
-            self._held.append(waiter)
+            self._held[waiter] = None
         else:
             self._place(waiter, request, data, counts=True, later=later)
         return True
@@ -143,6 +143,7 @@ class AsyncConnection:
         """
         if waiter.held is not None:
             waiter.held = None
+            del self._held[waiter]
             return False
         if self._exchange.waiting.pop(waiter.id, None) is None:
             return True
@@ -185,7 +186,7 @@ class AsyncConnection:
         self._outgoing.let_go()
         self._sock.close()
         for waiter in (*self._exchange.waiting.values(), *self._held):
-            waiter.answer = self._cause
+            waiter.answer, waiter.held = self._cause, None
         self._exchange.waiting.clear()
         self._held.clear()
 
@@ -212,12 +213,12 @@ class AsyncConnection:
         """Send what was held, as far as there is room now."""
         held = self._held
         while held and self._has_room and self.is_open:
-            waiter = held.popleft()
+            waiter, _ = held.popitem(last=False)
             request, waiter.held = waiter.held, None
-            if request is not None:
-                request.id = self._exchange.last_id + 1
-                self._place(waiter, request, frame(encode(request)), counts=True, later=True)
-                waiter.placed()
+            assert request is not None, "it is held"
+            request.id = self._exchange.last_id + 1
+            self._place(waiter, request, frame(encode(request)), counts=True, later=True)
+            waiter.placed()
 
     def _free(self, waiter: AsyncWaiter) -> None:
         """Give the place of a request that has one to the next."""
@@ -269,9 +270,13 @@ class AsyncConnection:
     def _drain(self) -> None:
         """The worker answers what it has and takes nothing new; what was not sent goes elsewhere."""
         self.is_open = False
-        cause = gone("the worker takes nothing new")
+        self._end_held(gone("the worker takes nothing new"))
+
+    def _end_held(self, cause: StorageError) -> None:
         while self._held:
-            self._held.popleft().finish(cause)
+            waiter, _ = self._held.popitem(last=False)
+            waiter.held = None
+            waiter.finish(cause)
 
     def _close_if_done(self) -> None:
         if self._retired and self._cause is None and not self._exchange.waiting and not self._held:
@@ -295,9 +300,9 @@ class AsyncConnection:
         self._alarm, self._alarm_ns = None, _NEVER_NS
         waiting = self._exchange.waiting
         now = time.monotonic_ns()
-        if any(waiter.limit_ns <= now for waiter in waiting.values()):
-            # Where the loop was busy the answer may be there.
-            self._read()
+        # Where the loop was busy their answers may be there.
+        while any(waiter.limit_ns <= now for waiter in waiting.values()) and self._read():
+            continue
         earliest = _NEVER_NS
         for waiter in (*waiting.values(), *self._held):
             if waiter.limit_ns > now:
@@ -330,5 +335,4 @@ class AsyncConnection:
         waiting = self._exchange.waiting
         while waiting:
             waiting.pop(next(iter(waiting))).finish(cause)
-        while self._held:
-            self._held.popleft().finish(cause)
+        self._end_held(cause)

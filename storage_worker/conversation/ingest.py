@@ -77,25 +77,25 @@ def _split(
     event: Fields, body_field: str, payload: PayloadRef | None, preview: str
 ) -> tuple[dict[str, Any], Content]:
     """The attributes of an event, and the content of its body."""
-    taken = {"type", body_field}
-    if event.get("event_id") is not None:
-        taken.add("event_id")
-    content = NO_CONTENT
+    rest = dict(event)
+    del rest["type"]
+    if rest.get("event_id") is not None:
+        del rest["event_id"]
     if payload is not None:
-        if body_field in event:
+        if body_field in rest:
             raise InvalidRequestError(
                 f"the event holds its {body_field!r} itself; a payload stands in its place, not beside it"
             )
-        content = text_content(payload, preview)
+        return rest, text_content(payload, preview)
+    body = rest.get(body_field)
+    if isinstance(body, str):
+        content = text_content(body, preview)
+    elif isinstance(body, dict | list):
+        content = json_content(body, body_field)
     else:
-        body = event.get(body_field)
-        if isinstance(body, str):
-            content = text_content(body, preview)
-        elif isinstance(body, dict | list):
-            content = json_content(body, body_field)
-        else:
-            taken.discard(body_field)
-    return {name: value for name, value in event.items() if name not in taken}, content
+        return rest, NO_CONTENT
+    del rest[body_field]
+    return rest, content
 
 
 def _find_older(tx: Transaction, draft: Draft, arrival: Arrival) -> Stored | None:

@@ -221,8 +221,8 @@ def test_a_cancelled_hand_shake_leaves_nothing(run: Run[None], worker: FakeWorke
 
 
 WAITS: dict[str, Callable[[Awaitable[Any]], Awaitable[Any]]] = {
-    "wait_for": lambda call: asyncio.wait_for(call, 0.05),
-    "gather": lambda call: asyncio.wait_for(asyncio.gather(call), 0.05),
+    "wait_for": lambda call: asyncio.wait_for(call, 0.3),
+    "gather": lambda call: asyncio.wait_for(asyncio.gather(call), 0.3),
 }
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -289,6 +290,34 @@ def test_an_expired_large_request_leaves_the_connection_usable(run: Run[None]) -
     run(main())
 
 
+def test_a_request_that_was_written_in_part_was_not_committed(run: Run[None]) -> None:
+    """Also where it was not the first to be written: the end of each frame is known."""
+
+    async def main() -> None:
+        async with Near() as near:
+            await near.client.connect()
+            calls = (
+                near.client.execute("insert", (b"y" * 900_000,), timeout=0.3, retries=0) for _ in range(2)
+            )
+            tasks = [asyncio.create_task(call) for call in calls]
+            left = 1_000_000
+            while left:
+                await turns(3)
+                with suppress(BlockingIOError):
+                    data = near.peer.socket.recv(left)
+                    near.peer.frames.feed(data)
+                    left -= len(data)
+            outcomes = []
+            for task in tasks:
+                with pytest.raises(DeadlineExceededError) as caught:
+                    await task
+                outcomes.append((caught.value.outcome, caught.value.details["stage"]))
+            assert outcomes == [("unknown", "reply"), ("not_committed", "send")]
+            await near.works()
+
+    run(main())
+
+
 def test_draining_moves_new_calls_and_held_ones_to_another_connection(run: Run[None]) -> None:
     async def main() -> None:
         async with Near(limits_with(client_requests_max=1, pipeline_window=1)) as near:
@@ -321,10 +350,22 @@ class Counting:
         self.bytes_max = bytes_max
         self.most = 0
         self._waiting: list[tuple[Peer, Request]] = []
+        self._lock = threading.RLock()
 
     def __call__(self, peer: Peer, request: Request) -> object:
         if request.operation == "worker.health":
             return Health("healthy", [])
+        with self._lock:
+            return self._take(peer, request)
+
+    def answer_all(self) -> None:
+        with self._lock:
+            waiting, self._waiting = self._waiting, []
+        for peer, request in random.Random(len(waiting)).sample(waiting, len(waiting)):
+            result = echo(peer, request)
+            peer.reply(request.id, result)
+
+    def _take(self, peer: Peer, request: Request) -> object:
         self._waiting.append((peer, request))
         self.most = max(self.most, len(self._waiting))
         size = sum(len(waiting.arguments) for _, waiting in self._waiting)
@@ -337,12 +378,6 @@ class Counting:
         ):
             self.answer_all()
         return NOTHING
-
-    def answer_all(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for peer, request in random.Random(len(waiting)).sample(waiting, len(waiting)):
-            result = echo(peer, request)
-            peer.reply(request.id, result)
 
 
 def test_a_thousand_calls_at_once(run: Run[None], worker: FakeWorker) -> None:
@@ -377,7 +412,9 @@ def test_no_more_bytes_than_the_worker_holds(run: Run[None]) -> None:
             answered = most = 0
             while answered < 40:
                 await until(lambda: len(near.peer.requests) > answered)  # noqa: B023 - used at once
-                await turns(5)
+                for _ in range(20):
+                    near.peer.listen()
+                    await turns(2)
                 waiting = near.peer.requests[answered:]
                 most = max(most, sum(len(request.arguments) for request in waiting))
                 near.peer.say(OutgoingReply(waiting[0].id, row(1)))

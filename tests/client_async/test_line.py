@@ -186,6 +186,28 @@ def test_repeats_stay_within_the_deadline(run: Run[None]) -> None:
     run(main())
 
 
+def test_a_client_that_is_closed_while_it_connects_stays_closed(run: Run[None]) -> None:
+    async def main() -> None:
+        for transaction in (False, True):
+            near = Near(steps=4)
+            call = begin(near.client) if transaction else near.client.query("select 1")
+            task = asyncio.create_task(call)
+            await turns(2)
+            await near.client.close()
+            with pytest.raises(InvalidRequestError, match="closed"):
+                await task
+            near.peer.listen()
+            assert near.peer.is_over
+            near.peer.socket.close()
+
+    run(main())
+
+
+async def begin(client: AsyncClient) -> object:
+    async with client.transaction():
+        raise AssertionError("the client was closed")
+
+
 # One loop
 
 

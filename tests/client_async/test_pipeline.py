@@ -22,7 +22,7 @@ from tests.client.test_pipeline import DyingAt, Recorder
 from tests.client_async.conftest import Run
 from tests.client_async.peers import Near, client_of, row, turns, until
 
-SHORT_S = 0.05
+SHORT_S = 0.3
 
 Futures = list[AsyncPipelineFuture[Rows]]
 
@@ -238,6 +238,23 @@ def test_a_cancelled_block_cancels_what_has_no_answer(run: Run[None], cancel_at:
     run(main())
 
 
+def test_a_block_that_is_cancelled_at_its_end_cancels_what_it_waits_for(run: Run[None]) -> None:
+    async def main() -> None:
+        async with Near() as near:
+            await near.client.connect()
+            futures: Futures = []
+            task = asyncio.create_task(insert_into(futures, near.client.pipeline(), 3))
+            await until(lambda: len(near.peer.requests) == 3)
+            near.peer.echo(near.peer.requests[0])
+            await turns(5)
+            task.cancel()
+            await asyncio.wait([task])
+            await until(lambda: near.peer.cancels == [request.id for request in near.peer.requests[1:]])
+            assert [await value_or_outcome(future) for future in futures] == [0, "unknown", "unknown"]
+
+    run(main())
+
+
 def answer_all(near: Near) -> None:
     """Answer what is still in flight, as a worker answers what was cancelled."""
     connection = near.client._line._connection
@@ -266,6 +283,27 @@ def test_a_cancelled_wait_leaves_the_call_alone(run: Run[None]) -> None:
             near.peer.echo(near.peer.requests[0])
             assert [(await wait).scalar() for wait in (waits[0], waits[2])] == [1, 1]
             assert near.peer.cancels == []
+
+    run(main())
+
+
+def test_a_call_waits_for_its_place_and_not_for_its_answer(run: Run[None]) -> None:
+    async def main() -> None:
+        async with Near(limits_with(client_requests_max=1, pipeline_window=1)) as near:
+            await near.client.connect()
+            other = asyncio.create_task(near.client.execute("insert", ("other",)))
+            await turns(1)
+            async with near.client.pipeline() as pipeline:
+                putting = asyncio.create_task(pipeline.execute("insert", (1,)))
+                await turns(5)
+                assert not putting.done()
+                near.peer.echo(near.peer.requests[0])
+                future = await putting
+                assert not future.done()
+                await until(lambda: len(near.peer.requests) == 2)
+                near.peer.echo(near.peer.requests[1])
+                assert (await future).scalar() == 1
+            assert (await other).scalar() == "other"
 
     run(main())
 

@@ -19,7 +19,7 @@ import storage_worker as sw
 from storage_worker import launch
 from storage_worker.ownership import is_owned
 from tests.client.test_fork import in_child
-from tests.client_async.conftest import LOOPS, Run
+from tests.client_async.conftest import Run
 from tests.client_async.peers import away, turns, until
 from tests.client_async.test_line import run_elsewhere
 from tests.worker import notes_store as store
@@ -189,7 +189,7 @@ def test_kills_under_load(run: Run[None], database: Path) -> None:
             )
         assert acknowledged <= set(stored)
         assert set(stored) <= acknowledged | unknown
-        assert set(stored.values()) == {1}
+        assert [value for value, count in stored.items() if count > 1] == []
 
     with sw.StorageWorker(database) as worker:
         run(main(worker))
@@ -299,7 +299,7 @@ def test_what_cannot_be_reached_or_asked_for(run: Run[None], tmp_path: Path) -> 
     run(main())
 
 
-@pytest.mark.parametrize("after", [0, 1, 3, 0.01, 0.1, 0.3])
+@pytest.mark.parametrize("after", [1, 3, 0.05, 0.3])
 def test_a_start_may_be_cancelled_at_any_moment(
     run: Run[None], database: Path, quick_to_leave: None, after: float
 ) -> None:
@@ -336,8 +336,9 @@ def test_a_forked_child_finds_the_worker(run: Run[None], database: Path) -> None
         run(main(worker))
 
 
-@pytest.mark.parametrize("kind", LOOPS)
-@pytest.mark.parametrize("moment", ["start", "connected", "writing"])
+@pytest.mark.parametrize(
+    ("kind", "moment"), [("asyncio", "start"), ("uvloop", "connected"), ("asyncio", "writing")]
+)
 def test_a_process_ends_at_once_and_what_was_acknowledged_is_there(
     database: Path, run_program: Callable[[str], Any], kind: str, moment: str
 ) -> None:
