@@ -20,8 +20,8 @@ from ..protocol.errors import (
     RequestTooLargeError,
     StorageError,
 )
-from ..protocol.framing import FrameReader, frame
-from ..protocol.limits import KIB, PROTOCOL_ENVELOPE_BYTES, Limits
+from ..protocol.framing import FrameReader
+from ..protocol.limits import FRAME_HEADER_BYTES, KIB, PROTOCOL_ENVELOPE_BYTES, Limits
 from ..protocol.operation import Call
 from ..protocol.session import Session, State
 from .endings import late, lost
@@ -65,7 +65,7 @@ class Exchange(Generic[W]):
 
         Raises the error that ends the connection: the worker's own, or `ProtocolError`.
         """
-        if not isinstance(envelope, ANSWERS):
+        if type(envelope) is not Reply and type(envelope) is not Failure:
             self._session.from_worker(envelope)
             return None
         request_id = envelope.id
@@ -116,7 +116,7 @@ def frame_of(request: OutgoingRequest, limits: Limits) -> bytes:
             f"the request {request.operation} of {size} bytes is over the limit of {most}",
             details={"request_bytes": size, "request_bytes_max": most},
         )
-    return frame(body)
+    return size.to_bytes(FRAME_HEADER_BYTES, "big") + body
 
 
 def settled(

@@ -19,13 +19,13 @@ BUFFER_BYTES: Final = 64 * KIB
 """How much requests that are left for later may come to before they are written."""
 
 # A host may have given SIGPIPE its deadly default back; macOS knows no such flag.
-SEND_FLAGS: Final[int] = getattr(socket, "MSG_NOSIGNAL", 0)
+SEND_FLAGS: Final[int] = getattr(socket, "MSG_NOSIGNAL", 0) | socket.MSG_DONTWAIT
 
 
 class Outgoing:
     """The outgoing bytes of one socket; whoever adds or writes some is between `enter` and `leave`.
 
-    Arguments: `sock`, a non-blocking socket; `readers`, the lead over its incoming bytes. `written` counts
+    Arguments: `sock`, a connected socket, to which nothing is sent that must wait; `readers`, the lead over its incoming bytes. `written` counts
     the bytes that the system took; `left` are the bytes that it did not; `posted` small frames that never wait. Methods that write raise
     `OSError` where the socket is broken.
     """

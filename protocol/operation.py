@@ -74,14 +74,11 @@ class Operation(Generic[P, R]):
             ) from error
 
 
-class Call(Generic[R]):
+class Call(msgspec.Struct, Generic[R], frozen=True, eq=False, gc=False):
     """One operation with its arguments: what a client sends."""
 
-    __slots__ = ("arguments", "operation")
-
-    def __init__(self, operation: Operation[Any, R], arguments: msgspec.Struct) -> None:
-        self.operation = operation
-        self.arguments = arguments
+    operation: Operation[Any, R]
+    arguments: msgspec.Struct
 
     def __repr__(self) -> str:
         return f"<call of {self.operation.name}>"

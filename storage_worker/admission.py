@@ -38,7 +38,8 @@ class Lane:
                 if not job.peer.paused:
                     self._ring.append(job.peer)
             queue.append(job)
-            self._count(job, 1)
+            self.requests += 1
+            self.bytes += job.size
             self.earliest_ns = min(self.earliest_ns, job.deadline_ns)
 
     def put_back(self, jobs: list[Job]) -> None:
@@ -56,7 +57,7 @@ class Lane:
                 self._count(job, 1)
                 self.earliest_ns = min(self.earliest_ns, job.deadline_ns)
 
-    def take(self, *, first: bool = True) -> Job | None:
+    def take(self, first: bool = True) -> Job | None:
         """The next request, or None. One that must be `alone` is only given as the `first` of a group."""
         with self._lock:
             ring = self._ring
@@ -76,7 +77,8 @@ class Lane:
                     ring.append(peer)
                 else:
                     del self._queues[peer]
-                self._count(job, -1)
+                self.requests -= 1
+                self.bytes -= job.size
                 return job
             return None
 
@@ -145,7 +147,7 @@ class Lane:
 
     def _count(self, job: Job, sign: int) -> None:
         self.requests += sign
-        self.bytes += sign * job.bytes
+        self.bytes += sign * job.size
 
     def _forget_if_empty(self, peer: Peer, queue: deque[Job]) -> None:
         if not queue:
@@ -186,22 +188,22 @@ class Admission:
 
     def add(self, job: Job) -> None:
         """Give a request its place."""
-        peer = job.peer
+        peer, size = job.peer, job.size
         peer.jobs[job.id] = job
-        peer.bytes_in_flight += job.bytes
+        peer.bytes_in_flight += size
         self.requests += 1
-        self.bytes += job.bytes
+        self.bytes += size
         self.status.admitted_requests += 1
         if job.key is not None:
             self.keyed.setdefault(job.key, []).append(job)
 
     def remove(self, job: Job) -> None:
         """Free the place of an answered request."""
-        peer = job.peer
+        peer, size = job.peer, job.size
         del peer.jobs[job.id]
-        peer.bytes_in_flight -= job.bytes
+        peer.bytes_in_flight -= size
         self.requests -= 1
-        self.bytes -= job.bytes
+        self.bytes -= size
         if job.key is not None:
             others = self.keyed[job.key]
             others.remove(job)

@@ -19,7 +19,9 @@ from .protocol.errors import (
 from .protocol.framing import frame
 from .protocol.limits import PROTOCOL_ENVELOPE_BYTES, Limits
 from .protocol.operation import Kind, Operation
+from .protocol.statements import Statement
 from .protocol.status import Histogram
+from .protocol.values import WireParameters
 from .transaction import KeptFailure, Transaction
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -29,11 +31,14 @@ _decode_failure = msgspec.msgpack.Decoder(Failure).decode
 Run = Callable[[Transaction, Any], Any]
 """Runs an operation: a function of the transaction and the arguments' struct."""
 
+Check = Callable[[Statement], WireParameters]
+"""Checks one statement of a client; its values."""
+
 
 class Served:
     """An operation as the worker serves it: what runs it, and its figures.
 
-    `plain` ones run one statement of a client. Nothing of a `keyless` one is in the database by itself, so
+    A `plain` one runs one statement of a client, whose checked values `plain` gives. Nothing of a `keyless` one is in the database by itself, so
     that no receipt could tell of it.
     """
 
@@ -52,7 +57,7 @@ class Served:
     )
 
     def __init__(
-        self, operation: Operation[..., Any], run: Run, *, plain: bool = False, keyless: bool = False
+        self, operation: Operation[..., Any], run: Run, *, plain: Check | None = None, keyless: bool = False
     ) -> None:
         self.operation = operation
         self.name = operation.name

@@ -42,6 +42,9 @@ from .receipts import checked_key
 from .watch import cancelled, deadline_exceeded
 
 LARGE_ANSWER_BYTES = 64 * KIB
+EXPIRE_LOOK_NS = 2_000_000
+"""How often it is looked what has waited beyond its deadline while there is enough else to do."""
+
 SENT_SECONDS_MAX = 1.0
 """How long a reader thread waits for its answer to be sent: for ever it would when the worker ends."""
 
@@ -63,6 +66,7 @@ class Intake:
         self.errors: dict[str, int] = {}
         self.draining = ""
         self.control_requests = 0
+        self._expire_look_ns = 0
         self._limits = limits
         self._gate = gate
         self._finished: deque[Job] = deque()
@@ -71,11 +75,16 @@ class Intake:
 
     def turn(self, until_ns: int) -> None:
         """Wait for the pipes until then, at the most, and serve what is ready."""
-        self.pipes.turn(min(until_ns, self._earliest_ns()))
+        if until_ns:
+            until_ns = min(until_ns, self._earliest_ns())
+            self._expire_look_ns = min(self._expire_look_ns, until_ns)
+        self.pipes.turn(until_ns)
         now = time.monotonic_ns()
         large = self._take_finished(now) if self._finished else 0
-        if now >= self._earliest_ns():
-            self._expire(now)
+        if now >= self._expire_look_ns:
+            self._expire_look_ns = now + EXPIRE_LOOK_NS
+            if now >= self._earliest_ns():
+                self._expire(now)
         self.pipes.look_at_time(now)
         self.pipes.flush()
         if large:
@@ -197,7 +206,9 @@ class Intake:
         served = self._permitted(peer, request)
         kind = served.kind
         deadline_ns, result_bytes = self._bounds(request, now_ns)
-        job = Job(peer, request.id, served, request.arguments, size, deadline_ns, result_bytes, now_ns)
+        job = Job(
+            peer, request.id, served, request.arguments, size, deadline_ns, result_bytes, now_ns, served.solo
+        )
         if kind == "control":
             self.control_requests += 1
             self._gate.control(job)

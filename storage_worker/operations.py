@@ -29,10 +29,11 @@ def served_operations(
         *(Served(operation, _never) for operation in CONTROL),
     ]
     if sql:
-        handlers = SqlStore(limits).handlers
+        store = SqlStore(limits)
+        handlers = store.handlers
         found += [
-            Served(own.EXECUTE, handlers[own.EXECUTE.name], plain=True),
-            Served(own.QUERY, handlers[own.QUERY.name], plain=True),
+            Served(own.EXECUTE, handlers[own.EXECUTE.name], plain=store.checked),
+            Served(own.QUERY, handlers[own.QUERY.name], plain=store.checked),
             Served(own.BATCH, handlers[own.BATCH.name]),
             Served(own.SCRIPT, _script(writer)),
             Served(own.BEGIN, _never, keyless=True),

@@ -15,71 +15,36 @@ if TYPE_CHECKING:
     from .execution import Served
 
 
-class Job:
+class Job(msgspec.Struct, eq=False):
     """One admitted request, from its admission to its answer.
 
-    Times are nanoseconds on the machine's monotonic clock. `frame` is its answer, once there is one.
-    `write_number` orders the writes of a client; of a read it is that of the last write before it.
-    `alone` requests share no transaction; `replays` counts the runs that a mate's end undid. `behind`
-    are requests whose answers it must wait for.
+    Times are nanoseconds on the machine's monotonic clock. `size` is that of its frame in bytes, `frame` its
+    answer, once there is one. `write_number` orders the writes of a client; of a read it is that of the last
+    write before it. `alone` requests share no transaction; `replays` counts the runs that a mate's end undid.
+    `behind` are requests whose answers it must wait for.
     """
 
-    __slots__ = (
-        "admitted_ns",
-        "after_commit",
-        "alone",
-        "answered",
-        "arguments",
-        "behind",
-        "bytes",
-        "cancelled",
-        "code",
-        "deadline_ns",
-        "frame",
-        "id",
-        "key",
-        "needs_savepoint",
-        "peer",
-        "raw",
-        "replays",
-        "result_bytes_max",
-        "served",
-        "transaction",
-        "write_number",
-    )
-
-    def __init__(
-        self,
-        peer: "Peer",
-        request_id: int,
-        served: "Served",
-        raw: msgspec.Raw,
-        size: int,
-        deadline_ns: int,
-        result_bytes_max: int,
-        admitted_ns: int,
-    ) -> None:
-        self.peer = peer
-        self.id = request_id
-        self.served = served
-        self.raw = raw
-        self.arguments: Any = None
-        self.bytes = size
-        self.deadline_ns = deadline_ns
-        self.result_bytes_max = result_bytes_max
-        self.admitted_ns = admitted_ns
-        self.key: str | None = None
-        self.transaction = 0
-        self.alone = served.solo
-        self.needs_savepoint = False
-        self.replays = 0
-        self.cancelled = False
-        self.answered = False
-        self.write_number = 0
-        self.behind: Sequence[Job] = ()
-        self.frame: bytes = b""
-        self.code = ""
-        self.after_commit: Sequence[Callable[[], None]] = ()
+    peer: "Peer"
+    id: int
+    served: "Served"
+    raw: msgspec.Raw
+    size: int
+    deadline_ns: int
+    result_bytes_max: int
+    admitted_ns: int
+    alone: bool
+    arguments: Any = None
+    key: str | None = None
+    transaction: int = 0
+    needs_savepoint: bool = False
+    replays: int = 0
+    cancelled: bool = False
+    answered: bool = False
+    write_number: int = 0
+    behind: "Sequence[Job]" = ()
+    frame: bytes = b""
+    code: str = ""
+    after_commit: Sequence[Callable[[], None]] = ()
 
 
 class Peer:

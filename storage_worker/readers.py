@@ -42,30 +42,41 @@ class Reader:
         if now_ns >= job.deadline_ns or job.cancelled:
             fail(job, cancelled() if job.cancelled else deadline_exceeded("waiting"), limits)
             return True
-        database = self.database
-        tx = Transaction(database, job.result_bytes_max, reads=True, calls_max=0)
+        database, plain = self.database, job.served.plain
         self.watch.start(job, now_ns, hostage_ns)
         try:
             arguments = decode(job, limits)
-            if not job.served.plain:
-                # Several statements see one state of the database; a single one does so by itself.
-                database.own("begin")
-            succeed(job, job.served.run(tx, arguments))
-            if tx.ended_by is not None:
-                raise tx.ended_by
-        except BaseException as raised:  # noqa: BLE001 - whatever a handler raises becomes its client's typed error
-            error = tx.ended_by or raised
+            if plain is not None:
+                succeed(job, database.run(arguments.sql, plain(arguments), job.result_bytes_max, True))
+            else:
+                self._run_handler(job)
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises becomes its client's typed error
             if isinstance(error, Aborted):
                 if self.watch.hostage:
                     return False
                 error = self.watch.end_reason()
             fail(job, as_typed(error, job.served.name), limits, "not_committed")
         finally:
-            tx.end()
             self.watch.job = None
             if database.in_transaction:
                 database.rollback()
         return True
+
+    def _run_handler(self, job: Job) -> None:
+        """Run a handler in a transaction: its statements see one state of the database, as a single one does anyway."""
+        database = self.database
+        tx = Transaction(database, job.result_bytes_max, reads=True, calls_max=0)
+        error: BaseException | None = None
+        try:
+            database.own("begin")
+            succeed(job, job.served.run(tx, job.arguments))
+        except BaseException as raised:  # noqa: BLE001 - raised again below
+            error = raised
+        # A handler may have swallowed what ended its transaction; that still is what happened.
+        error = tx.ended_by or error
+        tx.end()
+        if error is not None:
+            raise error
 
     def close(self) -> None:
         """Close the connection."""
@@ -215,9 +226,9 @@ class Readers:
         """What a read is remembered by; None for one that is never quick."""
         if job.served.operation.pooled:
             return None
-        if not job.served.plain:
+        if job.served.plain is None:
             return hash(job.served.name)
-        if job.bytes > QUICK_BYTES_MAX:
+        if job.size > QUICK_BYTES_MAX:
             # Decoded, its arguments may take fifty times its size, for as long as it waits.
             return None
         try:

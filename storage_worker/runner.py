@@ -7,12 +7,13 @@ import msgspec
 
 from .database.connection import Database
 from .database.faults import Aborted, is_disk_fault
-from .execution import as_typed, decode, fail, succeed
+from .execution import Check, as_typed, decode, fail, succeed
 from .peer import Job
 from .protocol.envelope import Failure, encode
 from .protocol.errors import OperationFailedError, ResultNotKeptError, ResultTooLargeError, StorageError
 from .protocol.framing import frame
 from .protocol.limits import Limits
+from .protocol.statements import Statement
 from .receipts import FAILURE, Receipts, fingerprint
 from .transaction import KeptFailure, Transaction
 from .watch import TransactionGoneError, UndoneError, Watch, cancelled, deadline_exceeded
@@ -43,7 +44,7 @@ class Runner:
         self._database = database
         database.set_progress(self.watch.stop)
 
-    def run(self, job: Job, now_ns: int, calls_max: int, *, mates: bool) -> bool:
+    def run(self, job: Job, now_ns: int, calls_max: int, mates: bool) -> bool:
         """Run one request to its answer; false where it ran too long beside `mates` and must run alone.
 
         It may leave `calls_max` calls for after the commit. Raises `TransactionGoneError` or `UndoneError`
@@ -51,24 +52,21 @@ class Runner:
         """
         limits = self._limits
         hostage_ns = now_ns + limits.group_work_ms_max * 1_000_000 if mates else 0
-        served = job.served
-        tx = Transaction(
-            self._database, job.result_bytes_max, reads=served.kind == "read", calls_max=calls_max
-        )
+        plain = job.served.plain
         try:
             arguments = decode(job, limits)
             if (
-                served.plain
+                plain is not None
                 and job.key is None
                 and not job.needs_savepoint
                 and self._database.is_plain(arguments.sql)
             ):
                 self.watch.start(job, now_ns, hostage_ns)
-                self._run_plain(job, tx)
+                self._run_plain(job, arguments, plain)
             else:
                 self._open_savepoint()
                 self.watch.start(job, now_ns, hostage_ns)
-                self._run_in_savepoint(job, tx)
+                self._run_in_savepoint(job, calls_max)
         except Aborted:
             if self.watch.hostage:
                 return False
@@ -77,14 +75,13 @@ class Runner:
             fail(job, error, limits, "not_committed")
         finally:
             self.watch.job = None
-            tx.end()
         return True
 
-    def _run_plain(self, job: Job, tx: Transaction) -> None:
+    def _run_plain(self, job: Job, statement: Statement, check: Check) -> None:
         """Run one statement that returns nothing without a savepoint of its own."""
         database = self._database
         try:
-            result = job.served.run(tx, job.arguments)
+            result = database.run(statement.sql, check(statement), job.result_bytes_max)
         except StorageError as error:
             self._check_alive(error)
             if error.details.get("sqlite_code"):
@@ -112,9 +109,12 @@ class Runner:
             self._check_alive(error)
             raise
 
-    def _run_in_savepoint(self, job: Job, tx: Transaction) -> None:
+    def _run_in_savepoint(self, job: Job, calls_max: int) -> None:
         """Run any request; it leaves nothing behind where it fails."""
         database = self._database
+        tx = Transaction(
+            database, job.result_bytes_max, reads=job.served.kind == "read", calls_max=calls_max
+        )
         try:
             receipt = self._run_keyed(job, tx)
             # What follows is the worker's own and must not be ended half-way.
@@ -136,11 +136,13 @@ class Runner:
             # A handler may have swallowed what ended its transaction; that still is what happened.
             error = tx.ended_by or raised
             self._undo_savepoint(error)
-            if job.served.plain:
+            if job.served.plain is not None:
                 database.forget_plain(job.arguments.sql)
             if isinstance(error, Aborted):
                 raise error from None
             raise as_typed(error, job.served.name) from raised
+        finally:
+            tx.end()
         job.after_commit = tx.calls
 
     def _undo_savepoint(self, error: BaseException) -> None:

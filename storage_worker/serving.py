@@ -29,6 +29,9 @@ NS = 1_000_000
 HUNG_LOOK_NS = 250 * NS
 """How often it is looked whether a handler does not return."""
 
+BACKGROUND_LOOK_NS = NS
+"""How often it is looked whether background work is due while somebody waits for an answer."""
+
 OVERDUE_NS = 500 * NS
 """How long beyond the grace of a stop something that cannot be interrupted may go on."""
 
@@ -62,6 +65,7 @@ class Serving:
         self.look_around: Callable[[int], int] = lambda _: 0
         self.leave_place: Callable[[], None] = lambda: None
         self._next_look_ns = 0
+        self._background_look_ns = 0
         self._deputy = threading.Thread(target=self._stand_by, name="deputy", daemon=True)
 
     def run(self) -> None:
@@ -71,8 +75,9 @@ class Serving:
         intake = self.intake
         while True:
             with intake.pipes.role:
-                intake.deliver(done)
-                done.clear()
+                if done:
+                    intake.deliver(done)
+                    done.clear()
                 intake.turn(self._until_ns())
                 now = time.monotonic_ns()
                 self._next_look_ns = self.look_around(now)
@@ -191,6 +196,10 @@ class Serving:
         # Who has an answer comes first, too.
         waits = bool(done) or intake.writes.is_ready or intake.reads.is_ready
         now = time.monotonic_ns()
+        if waits:
+            if now < self._background_look_ns:
+                return
+            self._background_look_ns = now + BACKGROUND_LOOK_NS
         due = self.background.due_ns()
         if due and due <= now:
             frames = self.writer.database.wal_frames

@@ -31,11 +31,11 @@ class SqlStore:
 
     def execute(self, tx: Transaction, statement: Statement) -> Rows:
         """Run exactly one statement."""
-        return tx.execute(statement.sql, self._checked(statement))
+        return tx.execute(statement.sql, self.checked(statement))
 
     def query(self, tx: Transaction, statement: Statement) -> Rows:
         """Run exactly one statement that must only read."""
-        return tx.query(statement.sql, self._checked(statement))
+        return tx.query(statement.sql, self.checked(statement))
 
     def batch(self, tx: Transaction, batch: Batch) -> list[Rows]:
         """Run statements in order; the first that fails ends the request, its number in the details."""
@@ -58,7 +58,8 @@ class SqlStore:
                 raise
         return results
 
-    def _checked(self, statement: Statement) -> WireParameters:
+    def checked(self, statement: Statement) -> WireParameters:
+        """The values of a statement, where its text and they may be run."""
         sql, most = statement.sql, self._sql_bytes_max
         # A character takes at most 4 bytes, so that short texts need no encoding to be measured.
         if len(sql) * 4 > most and (size := len(sql.encode("utf-8", "surrogatepass"))) > most:

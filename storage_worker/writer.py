@@ -135,8 +135,14 @@ class Writer:
         now = time.monotonic_ns()
         end_ns = now + limits.group_work_ms_max * 1_000_000
         size = 0
-        while len(group) < limits.group_requests_max and size < limits.group_bytes_max:
-            job = self.lane.take(first=not group)
+        take, run, special = self.lane.take, self.runner.run, self.special
+        requests_max, bytes_max, calls_max = (
+            limits.group_requests_max,
+            limits.group_bytes_max,
+            limits.after_commit_calls_max,
+        )
+        while len(group) < requests_max and size < bytes_max:
+            job = take(not group)
             if job is None:
                 return False
             if job.cancelled or now >= job.deadline_ns:
@@ -144,15 +150,15 @@ class Writer:
                 done.append(job)
                 continue
             group.append(job)
-            if job.served.name in self.special:
+            if job.served.name in special:
                 return True
-            if not self.runner.run(job, now, limits.after_commit_calls_max, mates=len(group) > 1):
+            if not run(job, now, calls_max, len(group) > 1):
                 # It ran too long beside others: they commit now, it runs alone after them.
                 group.pop()
                 job.alone = True
                 self.lane.put_back([job])
                 return False
-            size += job.bytes + len(job.frame)
+            size += job.size + len(job.frame)
             now = time.monotonic_ns()
             if job.alone or now >= end_ns:
                 return False

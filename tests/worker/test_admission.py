@@ -38,7 +38,7 @@ def client(name: str = "client") -> Peer:
 def request(
     peer: Peer, number: int = 1, *, size: int = 10, deadline_ns: int = 100, served: Served = SERVED
 ) -> Job:
-    return Job(peer, number, served, msgspec.Raw(b"\x90"), size, deadline_ns, 1000, number)
+    return Job(peer, number, served, msgspec.Raw(b"\x90"), size, deadline_ns, 1000, number, served.solo)
 
 
 def everything(lane: Lane, *, group: bool = False) -> list[Job]:
@@ -334,7 +334,7 @@ class LaneMachine(RuleBasedStateMachine):
     def counts(self) -> None:
         jobs = self.model.jobs
         assert self.lane.requests == len(jobs)
-        assert self.lane.bytes == sum(job.bytes for job in jobs)
+        assert self.lane.bytes == sum(job.size for job in jobs)
         assert self.lane.is_ready == any(not job.peer.paused for job in jobs)
         # It may be too early, after which it is looked at again; never too late.
         assert self.lane.earliest_ns <= min((job.deadline_ns for job in jobs), default=NEVER_NS)
@@ -411,15 +411,15 @@ def test_places_never_exceed_their_bounds_and_are_all_given_back(steps: list[tup
             mine = [job for job in inside if job.peer is peer]
             assert (
                 len(mine) == of.client_requests_max
-                or sum(job.bytes for job in mine) + size > of.client_bytes_max
+                or sum(job.size for job in mine) + size > of.client_bytes_max
                 or len(inside) == of.queue_requests_max
-                or sum(job.bytes for job in inside) + size > of.queue_bytes_max
+                or sum(job.size for job in inside) + size > of.queue_bytes_max
             )
         for each in peers:
             assert len(each.jobs) <= of.client_requests_max
             assert each.bytes_in_flight <= of.client_bytes_max
         assert admission.requests == len(inside) <= of.queue_requests_max
-        assert admission.bytes == sum(job.bytes for job in inside) <= of.queue_bytes_max
+        assert admission.bytes == sum(job.size for job in inside) <= of.queue_bytes_max
     for job in inside:
         admission.remove(job)
     assert (admission.requests, admission.bytes, admission.keyed) == (0, 0, {})

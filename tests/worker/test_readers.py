@@ -303,7 +303,7 @@ class Bench:
     def place(self, run: Callable[[], object], name: str = "test.read") -> Job:
         self.last_id += 1
         served = Served(Operation(name, "read", Nothing, Any), lambda _tx, _arguments: run())
-        job = Job(self.client, self.last_id, served, msgspec.Raw(b"\x90"), 10, 2**62, 1000, 0)
+        job = Job(self.client, self.last_id, served, msgspec.Raw(b"\x90"), 10, 2**62, 1000, 0, served.solo)
         self.lane.add(job)
         return job
 

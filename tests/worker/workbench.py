@@ -142,6 +142,7 @@ class Workbench:
             now + int(seconds * 1e9),
             result_bytes,
             now,
+            served.solo,
         )
         job.key = key
         job.transaction = transaction
