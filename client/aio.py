@@ -3,7 +3,7 @@
 import os
 from collections.abc import AsyncIterator, Iterable, Sequence
 from types import TracebackType
-from typing import NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 
 from ..protocol.envelope import Welcome
 from ..protocol.errors import ResultTooLargeError
@@ -21,6 +21,9 @@ from .aio_transaction import AsyncInteractiveTransaction
 from .pages import Pages
 from .terms import agree, deadline_after
 
+if TYPE_CHECKING:
+    from .aio_snapshot import AsyncSnapshot
+
 R = TypeVar("R")
 
 
@@ -28,7 +31,8 @@ class AsyncClient:
     """A program's access to one worker from one event loop; any number of its tasks may use it at once.
 
     It has every method of `Client`, with the same arguments, results and errors; `await` each of them, and
-    use `async with` and `async for`. Its calls never block the loop, and start no thread.
+    use `async with` and `async for`. Its calls never block the loop, and start no thread, except where a
+    worker has to be found or started by its database's path; that thread keeps no process from ending.
 
     A call may be cancelled at any moment. What was not sent then never is; the worker is told to end the
     rest, and a late answer is dropped. A write takes effect wholly or not at all, and `outcome` tells by its
@@ -184,6 +188,19 @@ class AsyncClient:
                         yield page
 
         return read()
+
+    def snapshot(
+        self, max_age: float | None = None, *, timeout: float | None = None, retries: int | None = None
+    ) -> "AsyncSnapshot":
+        """One state of the database, read in this process; arguments as of `Client.snapshot`.
+
+        Use it so: `async with client.snapshot() as snap: snap.query(...)`. The reads are plain calls: they
+        block the event loop for microseconds where a row is found by its key; give longer ones to a thread.
+        """
+        # Here, so that a host which takes none loads no SQLite.
+        from .aio_snapshot import AsyncSnapshot  # noqa: PLC0415
+
+        return AsyncSnapshot(self._line, max_age, timeout, retries)
 
     async def outcome(
         self, key: str, *, fence: bool = False, timeout: float | None = None, retries: int | None = None

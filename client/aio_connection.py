@@ -4,12 +4,14 @@ import asyncio
 import socket
 import time
 from collections import OrderedDict
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
 from ..protocol.envelope import (
     Cancel,
+    Credit,
     Failure,
     Goodbye,
     OutgoingRequest,
@@ -24,6 +26,7 @@ from ..protocol.limits import READ_BYTES
 from ..protocol.operation import Call
 from .aio_outgoing import AsyncOutgoing
 from .aio_waiter import AsyncWaiter
+from .chunks import Upload
 from .endings import gone, lost, other_loop
 from .exchange import Exchange, frame_of, request_of, settled
 from .forks import tell_after_fork
@@ -40,7 +43,8 @@ class AsyncConnection:
 
     The worker refuses a client that has more than a number of requests or bytes in flight. So a request
     beyond that is held here, in its turn, until answers came; only control requests, which the worker does
-    not count, pass by.
+    not count, pass by. One whose arguments are too large for a frame waits apart until there is room for those,
+    and they go in chunks, between which the others go on.
 
     Arguments: `sock`, a connected non-blocking stream socket, which the connection owns from now on;
     `welcome`, what the worker said. `is_open` is true until the connection broke or the worker began to
@@ -58,6 +62,8 @@ class AsyncConnection:
         self._exchange: Exchange[AsyncWaiter] = Exchange(limits)
         self._outgoing = AsyncOutgoing(self.loop, sock, self._lose)
         self._held: OrderedDict[AsyncWaiter, None] = OrderedDict()
+        self._held_uploads: OrderedDict[AsyncWaiter, None] = OrderedDict()
+        self._upload_bytes = 0
         self._requests = 0
         self._bytes = 0
         # With one more request of any size it is still no more than the worker takes.
@@ -110,16 +116,17 @@ class AsyncConnection:
             raise other_loop()
         exchange = self._exchange
         request = request_of(exchange.last_id + 1, call, terms, transaction)
-        data = frame_of(request, self.limits)
-        if call.operation.kind == "control":
+        data, upload = frame_of(request, self.limits)
+        if upload is not None:
+            waiter.upload = upload
+            self._hold(waiter, request, self._held_uploads)
+            self._place_held()
+        elif call.operation.kind == "control":
             self._place(waiter, request, data, counts=False, later=False)
         elif self._held or not self._has_room:
             # What is sent must not change while it waits.
             request.arguments = msgspec.Raw(encode(call.arguments))
-            waiter.held = request
-            # Beyond its deadline it need not be sent any more.
-            self._expect(waiter, terms.deadline_ns)
-            self._held[waiter] = None
+            self._hold(waiter, request, self._held)
         else:
             self._place(waiter, request, data, counts=True, later=later)
         return True
@@ -143,11 +150,12 @@ class AsyncConnection:
         """
         if waiter.held is not None:
             waiter.held = None
-            del self._held[waiter]
+            (self._held if waiter.upload is None else self._held_uploads).pop(waiter)
             return False
         if self._exchange.waiting.pop(waiter.id, None) is None:
             return True
-        if waiter.frame:
+        self._exchange.forget(waiter.id)
+        if waiter.frame and waiter.upload is None:
             waiter.frame = b""
             if waiter.size:
                 self._free(waiter)
@@ -185,14 +193,24 @@ class AsyncConnection:
         )
         self._outgoing.let_go()
         self._sock.close()
-        for waiter in (*self._exchange.waiting.values(), *self._held):
+        for waiter in (*self._exchange.waiting.values(), *self._held, *self._held_uploads):
             waiter.answer, waiter.held = self._cause, None
         self._exchange.waiting.clear()
+        self._exchange.uploads.clear()
         self._held.clear()
+        self._held_uploads.clear()
 
     @property
     def _has_room(self) -> bool:
         return self._requests < self.limits.client_requests_max and self._bytes <= self._bytes_max
+
+    def _hold(
+        self, waiter: AsyncWaiter, request: OutgoingRequest, held: OrderedDict[AsyncWaiter, None]
+    ) -> None:
+        waiter.held = request
+        # Beyond its deadline it need not be sent any more.
+        self._expect(waiter, request.deadline_ns)
+        held[waiter] = None
 
     def _place(
         self, waiter: AsyncWaiter, request: OutgoingRequest, data: bytes, *, counts: bool, later: bool
@@ -207,17 +225,46 @@ class AsyncConnection:
             self._bytes += waiter.size
         self._expect(waiter, request.deadline_ns + self._grace_ns)
         # Where others are in flight, more of them are likely to come in this turn of the loop.
-        self._outgoing.add(waiter, data, at_once=not later and len(exchange.waiting) == 1)
+        at_once = not later and len(exchange.waiting) == 1
+        self._outgoing.add(waiter if waiter.upload is None else AsyncWaiter(), data, at_once=at_once)
 
     def _place_held(self) -> None:
         """Send what was held, as far as there is room now."""
+        uploads, bytes_max = self._held_uploads, self.limits.client_spool_bytes_max
+        while uploads and self._has_room and self.is_open:
+            waiter = next(iter(uploads))
+            assert waiter.upload is not None, "it was held for it"
+            if self._upload_bytes + waiter.upload.flow.size > bytes_max:
+                break
+            del uploads[waiter]
+            self._upload_bytes += waiter.upload.flow.size
+            self._exchange.uploads[self._exchange.last_id + 1] = waiter.upload
+            waiter.upload.wake = partial(self._send_parts, waiter, waiter.upload)
+            self._place_next(waiter)
         held = self._held
         while held and self._has_room and self.is_open:
             waiter, _ = held.popitem(last=False)
-            request, waiter.held = waiter.held, None
-            assert request is not None, "it is held"
-            request.id = self._exchange.last_id + 1
-            self._place(waiter, request, frame(encode(request)), counts=True, later=True)
+            self._place_next(waiter)
+            waiter.placed()
+
+    def _place_next(self, waiter: AsyncWaiter) -> None:
+        request, waiter.held = waiter.held, None
+        assert request is not None, "it is held"
+        request.id = self._exchange.last_id + 1
+        self._place(waiter, request, frame(encode(request)), counts=True, later=True)
+
+    def _send_parts(self, waiter: AsyncWaiter, upload: Upload) -> None:
+        """Send of the arguments that follow a request what the worker has granted."""
+        if upload.is_ended:
+            if not upload.is_whole:
+                # The worker must know that no more of them comes.
+                self._post(Cancel(upload.request_id))
+            return
+        while data := upload.next_frame():
+            # Not before the last part is out the worker can have begun the request.
+            self._outgoing.add(waiter if upload.is_whole else AsyncWaiter(), data, at_once=False)
+        if upload.is_whole:
+            del self._exchange.uploads[waiter.id]
             waiter.placed()
 
     def _free(self, waiter: AsyncWaiter) -> None:
@@ -225,10 +272,12 @@ class AsyncConnection:
         self._requests -= 1
         self._bytes -= waiter.size
         waiter.size = 0
-        if self._held:
+        if waiter.upload is not None:
+            self._upload_bytes -= waiter.upload.flow.size
+        if self._held or self._held_uploads:
             self._place_held()
 
-    def _post(self, envelope: Cancel | Goodbye) -> None:
+    def _post(self, envelope: Cancel | Credit | Goodbye) -> None:
         if self._cause is None:
             self._outgoing.add(AsyncWaiter(), frame(encode(envelope)), at_once=False)
 
@@ -257,7 +306,7 @@ class AsyncConnection:
             for body in exchange.frames.feed(data):
                 waiter = exchange.take(decode_from_worker(body))
                 if waiter is None:
-                    self._drain()
+                    self._take_other()
                 elif waiter.size:
                     self._free(waiter)
             if exchange.frames.error is not None:
@@ -267,19 +316,29 @@ class AsyncConnection:
         if self._retired:
             self._close_if_done()
 
+    def _take_other(self) -> None:
+        """See to what came and ended no request: credits to send, or the worker's goodbye."""
+        exchange = self._exchange
+        while exchange.credits:
+            self._post(exchange.credits.popleft())
+        if exchange.is_draining and self.is_open:
+            self._drain()
+
     def _drain(self) -> None:
         """The worker answers what it has and takes nothing new; what was not sent goes elsewhere."""
         self.is_open = False
         self._end_held(gone("the worker takes nothing new"))
 
     def _end_held(self, cause: StorageError) -> None:
-        while self._held:
-            waiter, _ = self._held.popitem(last=False)
-            waiter.held = None
-            waiter.finish(cause)
+        for held in (self._held, self._held_uploads):
+            while held:
+                waiter, _ = held.popitem(last=False)
+                waiter.held = None
+                waiter.finish(cause)
 
     def _close_if_done(self) -> None:
-        if self._retired and self._cause is None and not self._exchange.waiting and not self._held:
+        is_idle = not (self._exchange.waiting or self._held or self._held_uploads)
+        if self._retired and self._cause is None and is_idle:
             self.close()
 
     def _expect(self, waiter: AsyncWaiter, limit_ns: int) -> None:
@@ -304,7 +363,7 @@ class AsyncConnection:
         while any(waiter.limit_ns <= now for waiter in waiting.values()) and self._read():
             continue
         earliest = _NEVER_NS
-        for waiter in (*waiting.values(), *self._held):
+        for waiter in (*waiting.values(), *self._held, *self._held_uploads):
             if waiter.limit_ns > now:
                 earliest = min(earliest, waiter.limit_ns)
             elif waiter.id in waiting or waiter.held is not None:
@@ -327,6 +386,7 @@ class AsyncConnection:
             return
         self._cause = cause
         self.is_open = False
+        self._exchange.end_transfers()
         if self._alarm is not None:
             self._alarm.cancel()
         self._outgoing.stop()

@@ -85,7 +85,7 @@ class AsyncPipelineFuture(AsyncWaiter, Generic[R]):
     async def place(self) -> None:
         """Wait while the worker has no room for the call; one that is cancelled meanwhile is not sent."""
         try:
-            while self.held is not None and not self.done():
+            while not self.is_placed and not self.done():
                 await self._change(self._here())
         except BaseException:
             self.abandon()
@@ -287,7 +287,7 @@ class AsyncPipeline:
         if self._unwritten >= self._write_every:
             self._unwritten = 0
             connection.flush()
-        if future.held is not None:
+        if future.held is not None or future.upload is not None:
             try:
                 await future.place()
             except BaseException:

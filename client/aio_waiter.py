@@ -4,6 +4,7 @@ import asyncio
 
 from ..protocol.envelope import Failure, OutgoingRequest, Reply
 from ..protocol.errors import StorageError
+from .chunks import Upload
 from .waiter import NOT_WRITTEN, Answer
 
 
@@ -12,10 +13,11 @@ class AsyncWaiter:
 
     `held` is the request while it waits for its place, `frame` its bytes while the system has none of
     them, `end` the place in the connection's outgoing bytes behind it, `size` the bytes that it counts
-    for. `answer` is None until there is one; `is_late` says that it did not come by `limit_ns`.
+    for. `answer` is None until there is one; `is_late` says that it did not come by `limit_ns`. `upload` are
+    arguments that follow the request in chunks.
     """
 
-    __slots__ = ("answer", "end", "frame", "gate", "held", "id", "is_late", "limit_ns", "size")
+    __slots__ = ("answer", "end", "frame", "gate", "held", "id", "is_late", "limit_ns", "size", "upload")
 
     def __init__(self, gate: asyncio.Future[None] | None = None) -> None:
         self.id = 0
@@ -26,7 +28,13 @@ class AsyncWaiter:
         self.size = 0
         self.frame = b""
         self.held: OutgoingRequest | None = None
+        self.upload: Upload | None = None
         self.gate = gate
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether the whole request was given to the connection's outgoing bytes."""
+        return self.held is None and (self.upload is None or self.upload.is_whole)
 
     def finish(self, answer: Reply | Failure | StorageError) -> None:
         """Set the answer and wake whoever waits for it."""

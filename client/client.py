@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Self, TypeVar
 
 from ..protocol.envelope import Welcome
 from ..protocol.limits import Limits
@@ -20,6 +20,9 @@ from .pipeline import Pipeline
 from .terms import agree, deadline_after
 from .transaction import InteractiveTransaction
 
+if TYPE_CHECKING:
+    from .snapshot import Snapshot
+
 R = TypeVar("R")
 
 
@@ -31,7 +34,7 @@ class Client:
     - `timeout`: seconds for the whole call, reconnects and repeats included; 30 s by default;
     - `request_key` (writes): a text of 1 to 256 bytes that makes the write happen once, however often it
       is sent; such a write, and every read, is sent again by itself when the worker was lost;
-    - `max_result_bytes`: the size of result that is allowed, 1 MiB by default;
+    - `max_result_bytes`: the size of result that is allowed, 1 MiB by default and 64 MiB at most;
     - `retries`: how often the call is sent again after an error. By default a few times, and only after
       errors that are retryable and promise that nothing was committed; 0 for never.
 
@@ -200,6 +203,25 @@ class Client:
             return line.run(call, agree(line.limits, timeout, None, max_result_bytes, retries))
 
         return pages.read(read)
+
+    def snapshot(
+        self, max_age: float | None = None, *, timeout: float | None = None, retries: int | None = None
+    ) -> "Snapshot":
+        """One state of the database, read in this process without a round trip.
+
+        Use it so: `with client.snapshot() as snap: snap.query(...)`. The state is that at the begin of the
+        block, with everything that was acknowledged before. `max_age` is how long it may last in seconds
+        (10 by default, at most 60), `timeout` the seconds for its begin. See `Snapshot`.
+
+        The begin of the block raises, beside the errors of every call, `OverloadedError` where too many
+        snapshots are open, `SchemaError` where this process's SQLite cannot read the database,
+        `DatabasePathError` or `StorageReplacedError` where this process does not see the worker's file,
+        and `ForkedClientError` where one was open when this process was forked.
+        """
+        # Here, so that a host which takes none loads no SQLite.
+        from .snapshot import Snapshot  # noqa: PLC0415
+
+        return Snapshot(self._line, max_age, timeout, retries)
 
     def outcome(
         self, key: str, *, fence: bool = False, timeout: float | None = None, retries: int | None = None

@@ -7,17 +7,19 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from ..protocol.envelope import Cancel, Failure, Goodbye, Reply, Welcome, decode_from_worker, encode
+from ..protocol.envelope import Cancel, Credit, Failure, Goodbye, Reply, Welcome, decode_from_worker, encode
 from ..protocol.errors import ForkedClientError, StorageError
 from ..protocol.framing import frame
 from ..protocol.limits import READ_BYTES
 from ..protocol.operation import Call
+from .chunks import Upload
 from .endings import gone
 from .exchange import Exchange, frame_of, request_of, settled
 from .forks import tell_after_fork
 from .outgoing import BUFFER_BYTES, Outgoing
 from .readership import Readership
 from .terms import NS_PER_MS, NS_PER_SECOND, Terms
+from .uploading import send_arguments
 from .waiter import Waiter
 
 _PATIENCE_NS_LEAST, _PATIENCE_NS_MOST = NS_PER_MS, NS_PER_SECOND
@@ -85,10 +87,11 @@ class Connection:
     ) -> bool:
         """Write a request, or `later` leave it to the next write or `flush`; `waiter` gets its answer.
 
+        Arguments that are too large for one frame are written before it returns, as the worker takes them.
         Returns False where another thread reserved the connection. Raises as `request` does; a connection
         that is lost ends the waiter instead.
         """
-        outgoing = self._outgoing
+        outgoing, upload = self._outgoing, None
         outgoing.enter(terms.deadline_ns)
         try:
             if self._owner and not transaction and self._owner != threading.get_ident():
@@ -96,10 +99,12 @@ class Connection:
             left = outgoing.left
             if left and (not later or len(left) >= BUFFER_BYTES):
                 outgoing.drain(terms.deadline_ns, self._read)
-            data = self._enter(waiter, call, terms, transaction)
+            data, upload = self._enter(waiter, call, terms, transaction)
+            # Before the last part of its arguments is out the worker cannot have begun it.
+            written = waiter if upload is None else Waiter()
             if later:
-                outgoing.keep(waiter, data)
-            elif not outgoing.write(waiter, data):
+                outgoing.keep(written, data)
+            elif not outgoing.write(written, data):
                 outgoing.drain(terms.deadline_ns, self._read)
         except OSError as error:
             self._break_by(error)
@@ -109,21 +114,35 @@ class Connection:
             outgoing.leave()
             if outgoing.posted or not self.is_open:
                 self._tidy()
+        if upload is not None:
+            send_arguments(self, upload, waiter, terms.deadline_ns)
         return True
 
-    def flush(self, deadline_ns: int) -> None:
-        """Write what was left for later; `DeadlineExceededError` where there is no room for it until then."""
-        outgoing = self._outgoing
-        if not outgoing.left:
-            return
+    def write(self, data: bytes, deadline_ns: int) -> int:
+        """Write a frame behind what was left for later; `DeadlineExceededError` where there is no room until then.
+
+        Other threads may write theirs before and after it. Returns its place, as of `Waiter.end`.
+        """
+        outgoing, waiter = self._outgoing, Waiter()
         outgoing.enter(deadline_ns)
         try:
-            outgoing.drain(deadline_ns, self._read)
+            outgoing.send(waiter, data, deadline_ns, self._read)
         except OSError as error:
             self._break_by(error)
         finally:
             outgoing.leave()
             self._tidy()
+        return waiter.end
+
+    def cancel(self, request_id: int) -> None:
+        """Tell the worker that a request is not wanted, or nothing more of it comes; its answer is still waited for."""
+        if self._cause is None:
+            self._post(Cancel(request_id))
+
+    def flush(self, deadline_ns: int) -> None:
+        """Write what was left for later; `DeadlineExceededError` where there is no room for it until then."""
+        if self._outgoing.left:
+            self.write(b"", deadline_ns)
 
     def wait(self, waiter: Waiter, limit_ns: int) -> None:
         """Return when the waiter has its answer, or at `limit_ns` on the monotonic clock without one."""
@@ -157,15 +176,16 @@ class Connection:
 
     def abandon(self, waiter: Waiter) -> None:
         """Wait for a request no longer: it is cancelled, and its answer dropped if one still comes."""
-        request_id = waiter.id
+        request_id, waiter.id = waiter.id, 0
         if not request_id:
             return
         abandoned = self._exchange.abandoned
         abandoned[request_id] = waiter
         if self._waiting.pop(request_id, None) is None:
             abandoned.pop(request_id, None)
-        elif self._cause is None:
-            self._post(Cancel(request_id))
+        else:
+            self._exchange.forget(request_id)
+            self.cancel(request_id)
 
     def interrupt(self, waiter: Waiter, error: BaseException) -> None:
         """Give the connection up where `error` came from outside while bytes were moved.
@@ -224,20 +244,35 @@ class Connection:
         self._outgoing = Outgoing(self._sock, self._readers)
         while self._waiting:
             self._waiting.popitem()[1].answer = self._cause
+        self._exchange.end_transfers()
 
-    def _enter(self, waiter: Waiter, call: Call[Any], terms: Terms, transaction: int) -> bytes:
+    def _enter(
+        self, waiter: Waiter, call: Call[Any], terms: Terms, transaction: int
+    ) -> tuple[bytes, Upload | None]:
         """Register a request and encode its frame. Ids increase in the order in which frames are written."""
         request_id = self._exchange.last_id + 1
-        data = frame_of(request_of(request_id, call, terms, transaction), self.limits)
+        data, upload = frame_of(request_of(request_id, call, terms, transaction), self.limits)
         self._exchange.last_id = waiter.id = request_id
         self._waiting[request_id] = waiter
+        if upload is not None:
+            self._exchange.uploads[request_id] = upload
         if self._cause is not None:
             # It broke before it could see this waiter.
             waiter.answer = self._cause
             self._waiting.pop(request_id, None)
-        return data
+        return data, upload
 
-    def _post(self, envelope: Cancel | Goodbye) -> None:
+    def _grant(self) -> None:
+        """Send what was granted of results that come in chunks."""
+        while self._exchange.credits:
+            self._post(self._exchange.credits.popleft())
+        try:
+            # A worker that waits for it sends nothing that would bring another occasion.
+            self._outgoing.push()
+        except OSError as error:
+            self._break_by(error)
+
+    def _post(self, envelope: Cancel | Credit | Goodbye) -> None:
         try:
             self._outgoing.post(frame(encode(envelope)))
         except OSError as error:
@@ -308,8 +343,10 @@ class Connection:
             return
         try:
             for body in exchange.frames.feed(data):
-                if exchange.take(decode_from_worker(body)) is None:
+                if exchange.take(decode_from_worker(body)) is None and exchange.is_draining:
                     self.is_open = False  # the worker answers what it has and takes nothing new
+            if exchange.downloads:
+                self._grant()
             if exchange.frames.error is not None:
                 raise exchange.frames.error
         except StorageError as error:
@@ -337,6 +374,7 @@ class Connection:
         while self._waiting:
             with suppress(KeyError):
                 self._waiting.popitem()[1].finish(self._cause)
+        self._exchange.end_transfers()
 
     def _close_when_left(self) -> None:
         """Close the socket unless another thread is inside: the last one to leave sees to it."""

@@ -1,11 +1,11 @@
 """Blocking functions for an event loop, in threads that keep no process from ending."""
 
 import asyncio
-import threading
 from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from ..protocol.errors import StorageError, WorkerUnavailableError
+from .daemon_threads import start_daemon
 from .forks import tell_after_fork
 from .terms import seconds_left
 
@@ -37,8 +37,8 @@ class DaemonRuns(Generic[T]):
             run, is_mine = self._run, False
             if run is None or run.loop is not asyncio.get_running_loop():
                 run, is_mine = _Run(self._ended, self._discard), True
-                self._run = run
                 run.start(self._function, deadline_ns)
+                self._run = run
             try:
                 async with asyncio.timeout(seconds_left(deadline_ns) + _SLACK_SECONDS):
                     return await run.wait()
@@ -68,9 +68,7 @@ class _Run(Generic[T]):
         self._gate: asyncio.Future[T] | None = None
 
     def start(self, function: Callable[[int], T], deadline_ns: int) -> None:
-        threading.Thread(
-            target=self._work, args=(function, deadline_ns), name="reaching a worker", daemon=True
-        ).start()
+        start_daemon("reaching a worker", self._work, function, deadline_ns)
 
     async def wait(self) -> T:
         gate: asyncio.Future[T] = self.loop.create_future()

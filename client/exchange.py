@@ -1,11 +1,14 @@
 """What one connection has in flight, and whose answer comes in: no I/O, the same for every kind of client."""
 
+from collections import deque
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
 
 from ..protocol.envelope import (
     CONNECTION_ID,
+    Chunk,
+    Credit,
     Failure,
     FromWorker,
     OutgoingRequest,
@@ -17,13 +20,13 @@ from ..protocol.errors import (
     InvalidRequestError,
     Outcome,
     ProtocolError,
-    RequestTooLargeError,
     StorageError,
 )
 from ..protocol.framing import FrameReader
 from ..protocol.limits import FRAME_HEADER_BYTES, KIB, PROTOCOL_ENVELOPE_BYTES, Limits
 from ..protocol.operation import Call
 from ..protocol.session import Session, State
+from .chunks import Download, Upload
 from .endings import late, lost
 from .terms import Terms
 
@@ -49,41 +52,99 @@ class Exchange(Generic[W]):
 
     `waiting` and `abandoned` are by request id. A request is `abandoned` before it is taken out of
     `waiting`, so that its answer finds it in one of the two, whichever thread reads it. `frames` cuts the
-    incoming bytes.
+    incoming bytes. `uploads` and `downloads` are the large values on their way, `credits` what is to be sent for
+    the latter. `is_draining` says that the worker takes nothing new.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.waiting: dict[int, W] = {}
         self.abandoned: dict[int, W] = {}
+        self.uploads: dict[int, Upload] = {}
+        self.downloads: dict[int, Download] = {}
+        self.credits: deque[Credit] = deque()
+        self.is_draining = False
         self.last_id = CONNECTION_ID
+        self._limits = limits
         self.frames = FrameReader(max(limits.result_bytes_max + PROTOCOL_ENVELOPE_BYTES, _FRAME_BYTES_LEAST))
         self._session = Session()
         self._session.state = State.OPEN
 
     def take(self, envelope: FromWorker) -> W | None:
-        """Hand an answer to whoever waits for it; returns whose request it ended, None for a Goodbye.
+        """Hand an answer to whoever waits for it; returns whose request it ended, None where it ended none.
 
         Raises the error that ends the connection: the worker's own, or `ProtocolError`.
         """
         if type(envelope) is not Reply and type(envelope) is not Failure:
-            self._session.from_worker(envelope)
+            self._take_other(envelope)
             return None
         request_id = envelope.id
+        if self.downloads and (download := self.downloads.pop(request_id, None)) and type(envelope) is Reply:
+            envelope = download.whole(envelope)
         waiter = self.waiting.get(request_id)
         if waiter is not None:
             waiter.finish(envelope)
             if self.waiting.pop(request_id, None) is None:
                 self.abandoned.pop(request_id, None)
+            if self.uploads:
+                self._end_upload(request_id)
             return waiter
         waiter = self.abandoned.pop(request_id, None)
         if waiter is not None:
             return waiter
         if isinstance(envelope, Failure) and request_id == CONNECTION_ID:
             raise error_of(envelope)
-        raise ProtocolError(
-            f"the worker answered request {request_id}, which is not in flight",
-            details={"request": request_id},
-        )
+        raise _not_in_flight("answered", request_id)
+
+    def forget(self, request_id: int) -> None:
+        """Nobody waits for a request any more: nothing more of its large values goes or is kept."""
+        if self.uploads:
+            self._end_upload(request_id)
+        self.downloads.pop(request_id, None)
+
+    def _end_upload(self, request_id: int) -> None:
+        upload = self.uploads.pop(request_id, None)
+        if upload is not None:
+            upload.is_ended = True
+            upload.wake()
+
+    def end_transfers(self) -> None:
+        """The connection is over, and with it all that was on its way."""
+        for request_id in tuple(self.uploads):
+            self._end_upload(request_id)
+        self.downloads.clear()
+
+    def _take_other(self, envelope: FromWorker) -> None:
+        if type(envelope) is Chunk:
+            self._take_chunk(envelope)
+        elif type(envelope) is Credit:
+            upload = self.uploads.get(envelope.id)
+            if upload is not None:
+                upload.flow.grant(envelope.count)
+                upload.wake()
+            elif envelope.id > self.last_id:
+                raise _not_in_flight("granted chunks for", envelope.id)
+        else:
+            self._session.from_worker(envelope)
+            self.is_draining = True
+
+    def _take_chunk(self, chunk: Chunk) -> None:
+        request_id = chunk.id
+        download = self.downloads.get(request_id)
+        if download is None:
+            if request_id not in self.waiting:
+                if request_id in self.abandoned:
+                    return
+                raise _not_in_flight("sent a chunk for", request_id)
+            download = self.downloads[request_id] = Download(self._limits)
+        count = download.take(chunk)
+        if count:
+            self.credits.append(Credit(request_id, count))
+
+
+def _not_in_flight(what: str, request_id: int) -> ProtocolError:
+    return ProtocolError(
+        f"the worker {what} request {request_id}, which is not in flight", details={"request": request_id}
+    )
 
 
 def request_of(request_id: int, call: Call[Any], terms: Terms, transaction: int) -> OutgoingRequest:
@@ -100,23 +161,21 @@ def request_of(request_id: int, call: Call[Any], terms: Terms, transaction: int)
     )
 
 
-def frame_of(request: OutgoingRequest, limits: Limits) -> bytes:
-    """A request as it is written.
+def frame_of(request: OutgoingRequest, limits: Limits) -> tuple[bytes, Upload | None]:
+    """A request as it is written, and where it is too large for one frame the arguments that follow it.
 
-    Raises `InvalidRequestError` where its arguments cannot be encoded, `RequestTooLargeError` where it is
+    Raises `InvalidRequestError` where its arguments cannot be encoded, `RequestTooLargeError` where they are
     over the worker's limit.
     """
+    upload = None
     try:
         body = encode(request)
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
         raise InvalidRequestError(f"the arguments of {request.operation} cannot be sent: {error}") from error
-    size, most = len(body), limits.request_bytes_max
-    if size > most:
-        raise RequestTooLargeError(
-            f"the request {request.operation} of {size} bytes is over the limit of {most}",
-            details={"request_bytes": size, "request_bytes_max": most},
-        )
-    return size.to_bytes(FRAME_HEADER_BYTES, "big") + body
+    if len(body) > limits.request_bytes_max:
+        upload = Upload(request, body, limits)
+        body = encode(request)
+    return len(body).to_bytes(FRAME_HEADER_BYTES, "big") + body, upload
 
 
 def settled(

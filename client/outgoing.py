@@ -98,6 +98,13 @@ class Outgoing:
         waiter.end = self.written + len(self.left)
         return False
 
+    def send(self, waiter: Waiter, data: bytes, deadline_ns: int, read: Callable[[], None]) -> None:
+        """Write one frame, or nothing, behind what is left, and `read` while there is no room; raises as `drain` does."""
+        if self.left:
+            self.drain(deadline_ns, read)
+        if data and not self.write(waiter, data):
+            self.drain(deadline_ns, read)
+
     def keep(self, waiter: Waiter, data: bytes) -> None:
         """Leave one frame to the next write."""
         self.left += data
@@ -134,6 +141,14 @@ class Outgoing:
             try:
                 while self.posted:
                     self.left += self.posted.popleft()
+                self._write_some()
+            finally:
+                self.leave()
+
+    def push(self) -> None:
+        """Write what the system takes of what is left, unless somebody is at it."""
+        if self.left and not self.is_over and self.try_enter():
+            try:
                 self._write_some()
             finally:
                 self.leave()

@@ -1,6 +1,6 @@
 """Pipelined calls without I/O: their ends, and the errors of a pipeline, the same for every kind of client."""
 
-from typing import Any, Final, Generic, Self, TypeVar, cast
+from typing import Any, Final, Generic, Self, TypeVar
 
 from ..protocol.envelope import Failure, Reply, error_of
 from ..protocol.errors import (
@@ -49,7 +49,8 @@ class CallEnd(Generic[R]):
         if self._error is not None:
             self._is_told = True
             raise self._error
-        return cast(R, self._value)
+        value: R = self._value
+        return value
 
 
 class Failures:

@@ -103,8 +103,8 @@ def check_key(key: str, limits: Limits) -> None:
 
 
 def _check_result_bytes(result_bytes: int, limits: Limits) -> None:
-    if type(result_bytes) is not int or not 1 <= result_bytes <= limits.result_bytes_max:
+    if type(result_bytes) is not int or not 1 <= result_bytes <= limits.chunked_bytes_max:
         raise InvalidRequestError(
-            f"max_result_bytes is {result_bytes!r}; it takes 1 to {limits.result_bytes_max}",
-            details={"result_bytes_max": limits.result_bytes_max},
+            f"max_result_bytes is {result_bytes!r}; it takes 1 to {limits.chunked_bytes_max}",
+            details={"chunked_bytes_max": limits.chunked_bytes_max},
         )

@@ -15,8 +15,12 @@ Role = Literal["read", "write", "admin"]
 CONNECTION_ID = 0
 """The request id of a Failure that concerns the whole connection."""
 
+ARGUMENTS_FOLLOW = 1
+"""The flag of a Request whose arguments come in chunks; in their place stands their size in bytes."""
+
 _RequestId = Annotated[int, msgspec.Meta(ge=1)]
 _Unsigned = Annotated[int, msgspec.Meta(ge=0)]
+_Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Hello(msgspec.Struct, array_like=True, tag=1, frozen=True):
@@ -48,7 +52,8 @@ class Request(msgspec.Struct, array_like=True, tag=3):
     """One request as it is read: the arguments stay encoded until its executor decodes them.
 
     `deadline_ns` is on the machine's monotonic clock, 0 for the worker's default; `result_bytes` is
-    the size of the result that is allowed, 0 for the default; `transaction` is 0 outside one.
+    the size of the result that is allowed, 0 for the default; `transaction` is 0 outside one. `flags` is
+    `ARGUMENTS_FOLLOW` or 0.
     """
 
     id: _RequestId
@@ -106,14 +111,40 @@ class Cancel(msgspec.Struct, array_like=True, tag=6):
     id: _RequestId
 
 
+class Chunk(msgspec.Struct, array_like=True, tag=8, frozen=True):
+    """One part of a request's arguments or of its result, numbered from 0, sent only within the credit.
+
+    A result that came in chunks ends with a Reply that holds nothing.
+    """
+
+    id: _RequestId
+    sequence: _Unsigned
+    part: bytes
+
+
+class OutgoingChunk(msgspec.Struct, array_like=True, tag=8, frozen=True):
+    """A `Chunk` as it is written."""
+
+    id: int
+    sequence: int
+    part: bytes | memoryview
+
+
+class Credit(msgspec.Struct, array_like=True, tag=9, frozen=True):
+    """Allows so many more chunks of a request's arguments or of its result."""
+
+    id: _RequestId
+    count: _Count
+
+
 class Goodbye(msgspec.Struct, array_like=True, tag=7):
     """The sender starts nothing more on this connection."""
 
     reason: str
 
 
-FromClient = Hello | Request | Cancel | Goodbye
-FromWorker = Welcome | Reply | Failure | Goodbye
+FromClient = Hello | Request | Cancel | Chunk | Credit | Goodbye
+FromWorker = Welcome | Reply | Failure | Chunk | Credit | Goodbye
 
 _from_client = msgspec.msgpack.Decoder(FromClient)
 _from_worker = msgspec.msgpack.Decoder(FromWorker)

@@ -5,6 +5,8 @@ import enum
 from .envelope import (
     PROTOCOL_VERSION,
     Cancel,
+    Chunk,
+    Credit,
     Failure,
     FromClient,
     FromWorker,
@@ -36,9 +38,13 @@ FROM_CLIENT: dict[tuple[State, type[FromClient]], State] = {
     (_H, Hello): _G,
     (_O, Request): _O,
     (_O, Cancel): _O,
+    (_O, Chunk): _O,
+    (_O, Credit): _O,
     (_O, Goodbye): _C,
     (_D, Request): _D,  # sent before the client could know; the worker refuses it by its own Failure
     (_D, Cancel): _D,
+    (_D, Chunk): _D,
+    (_D, Credit): _D,
     (_D, Goodbye): _C,
 }
 FROM_WORKER: dict[tuple[State, type[FromWorker]], State] = {
@@ -49,9 +55,13 @@ FROM_WORKER: dict[tuple[State, type[FromWorker]], State] = {
     (_G, Goodbye): _C,
     (_O, Reply): _O,
     (_O, Failure): _O,
+    (_O, Chunk): _O,
+    (_O, Credit): _O,
     (_O, Goodbye): _D,
     (_D, Reply): _D,
     (_D, Failure): _D,
+    (_D, Chunk): _D,
+    (_D, Credit): _D,
 }
 
 

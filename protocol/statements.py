@@ -15,8 +15,8 @@ class Rows(msgspec.Struct, array_like=True):
     """What a statement gave.
 
     `columns` are the names of the result's columns, `rows` its rows as tuples, `rows_changed` how many
-    rows an insert, update or delete touched, `last_insert_rowid` the row id of the last insert of this
-    statement's connection.
+    rows an insert, update or delete touched, `last_insert_rowid` the row id of this statement's last insert, 0
+    where it inserted nothing.
     """
 
     columns: tuple[str, ...] = ()
@@ -81,6 +81,27 @@ class Begin(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=
     lease_ms: int = 0
 
 
+class SnapshotLease(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Registers a local snapshot of at most `age_ms`. `number` is a random one that its client chose."""
+
+    number: int
+    age_ms: int
+
+
+class SnapshotEnd(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """Ends the lease of a local snapshot; nothing happens where it has ended already."""
+
+    number: int
+
+
+class DatabaseFile(msgspec.Struct, array_like=True, frozen=True):
+    """Where the database is, as a real path, and the device and inode of the file that the worker has open."""
+
+    path: str
+    device: int
+    inode: int
+
+
 class Nothing(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
     """No arguments."""
 
@@ -104,7 +125,7 @@ class KnownOutcome(msgspec.Struct, array_like=True, frozen=True):
 
     `state` is `committed`, `not_found`, or `fenced` (it never was and never will be committed).
     `operation` names what was committed; `result` is its encoded result, or None where it was too
-    large to keep. `result_as` decodes it.
+    large to keep or the request ended with a failure that kept what it wrote. `result_as` decodes it.
     """
 
     state: Literal["committed", "not_found", "fenced"]
@@ -151,6 +172,9 @@ BEGIN = Operation[[int], int]("sql.begin", "write", Begin, int, solo=True)
 COMMIT = Operation[[], None]("sql.commit", "write", Nothing, None)
 ROLLBACK = Operation[[], None]("sql.rollback", "write", Nothing, None)
 SAVEPOINT = Operation[[str, str], None]("sql.savepoint", "write", Savepoint, None)
+
+SNAPSHOT = Operation[[int, int], DatabaseFile]("sql.snapshot", "control", SnapshotLease, DatabaseFile)
+SNAPSHOT_END = Operation[[int], None]("sql.snapshot_end", "control", SnapshotEnd, None)
 
 OUTCOME = Operation[[str, bool], KnownOutcome]("worker.outcome", "write", OutcomeQuestion, KnownOutcome)
 BACKUP = Operation[[str], int]("worker.backup", "write", Backup, int, solo=True, admin=True)

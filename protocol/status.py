@@ -136,6 +136,20 @@ class ClientStatus(msgspec.Struct, kw_only=True):
     refused_requests: int = 0
 
 
+class SnapshotStatus(msgspec.Struct, kw_only=True):
+    """One local snapshot and the client that has it.
+
+    It has lasted for `age_ms` and may last for `left_ms` more. `overdue_ms` is how long ago it should have
+    ended: its process is stopped or blocked, and may keep the WAL from starting over.
+    """
+
+    name: str
+    pid: int
+    age_ms: int
+    left_ms: int
+    overdue_ms: int
+
+
 class WriterStatus(msgspec.Struct, kw_only=True):
     """The writer's groups.
 
@@ -209,6 +223,19 @@ class ProcessStatus(msgspec.Struct, kw_only=True):
     disk_reserve_bytes: int = 0
 
 
+class SpoolStatus(msgspec.Struct, kw_only=True):
+    """Large values on their way in chunks, which wait in files beside the database.
+
+    `uploads` are requests whose arguments still come, `downloads` results that still go.
+    """
+
+    uploads: int = 0
+    downloads: int = 0
+    spools: int = 0
+    spooled_bytes: int = 0
+    largest_bytes: int = 0
+
+
 class BackgroundTask(msgspec.Struct, kw_only=True):
     """One background task. `total_units` is None where the amount of its work is not known beforehand."""
 
@@ -254,7 +281,9 @@ class WorkerStatus(msgspec.Struct, kw_only=True):
     process: ProcessStatus
     background: list[BackgroundTask]
     clients: list[ClientStatus]
+    snapshots: list[SnapshotStatus]
     limits: Limits
+    spool: SpoolStatus = msgspec.field(default_factory=SpoolStatus)
 
 
 def as_builtins(status: WorkerStatus) -> dict[str, Any]:

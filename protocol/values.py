@@ -60,12 +60,13 @@ def check_parameters(parameters: Parameters, count_max: int) -> list[Value] | di
             )
     if len(parameters) > count_max:
         raise InvalidRequestError(f"{len(parameters)} bound values; one statement takes {count_max}")
-    for value in parameters:
+    sent: list[Any] = list(parameters)
+    for value in sent:
         found = type(value)
-        if found not in _UNCHANGED and not (found is int and INTEGER_MIN <= cast(int, value) <= INTEGER_MAX):
+        if found not in _UNCHANGED and not (found is int and INTEGER_MIN <= value <= INTEGER_MAX):
             break
     else:
-        return list(parameters)
+        return sent
     return [check_value(value, place) for place, value in enumerate(parameters, 1)]
 
 

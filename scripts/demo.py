@@ -1,11 +1,12 @@
-"""Write real transcripts through one worker from many client processes, read all of it back and verify it.
+"""Import real transcripts through one worker from many client processes, read all of it back and verify it.
 
     scripts/demo
+    scripts/demo --all
     scripts/demo --clients 16 ../shared/data/tau-bench ../shared/data/irc
 
-Each message is one durable write of its own. The source files themselves are written too, as large bodies. The
-exit status is 0 where everything stands in the database exactly as in its source, 1 where not, 3 where the worker
-or the input failed.
+Each record is one durable write of its own. The source files themselves are written too, as large bodies. The
+exit status is 0 where everything stands in the conversation store exactly as in its source, 1 where not, 3 where the
+worker or the input failed.
 """
 
 import bootstrap
@@ -22,80 +23,78 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-import demo_clients
+import corpus
+import import_checks
 import storage_worker as sw
-import transcripts
+from import_checks import Expected, Verdict
 from load_report import draw
 from measuring import (
     ClientFailedError,
     Figures,
     Recorder,
     Run,
+    Sample,
     complain,
     figures,
     latencies_ms,
-    processes,
-    run_clients,
     terminal,
     write_json,
 )
+from storage_worker.conversation_client import STORE
+from storage_worker.import_fleet import Summary, import_paths
 from storage_worker.protocol.status import WorkerStatus, percentile
-from transcripts import Transcripts
 
 assert bootstrap.entered()
 
 DIFFERENCES_SHOWN_MAX = 10
-NAMES_SHOWN_MAX = 3
 READERS = 1
 
-
-def ingest(worker: sw.StorageWorker, source: Transcripts, clients: int) -> Run:
-    """Write everything from `clients` processes at once, each with a pipe of its own."""
-    arguments = [
-        (worker.pipe(role="write", name=f"writer {number}"), share)
-        for number, share in enumerate(demo_clients.shares(source.conversations, clients))
-    ]
-    return run_clients(processes("demo_clients"), demo_clients.write_share, arguments, worker_pid=worker.pid)
+SAMPLE_PER_LANGUAGE = 60
+"""How many conversations of each of the corpus's languages are imported, unless all of them are asked for."""
 
 
-def read_back(worker: sw.StorageWorker, source: Transcripts) -> tuple[demo_clients.Verdict, Run]:
+def write(worker: sw.StorageWorker, inputs: list[Path], clients: int) -> tuple[Summary, Run]:
+    """Import everything with `clients` processes at once."""
+    began = time.perf_counter()
+    summary = import_paths(worker.address, inputs, processes=clients, with_latencies=True)
+    samples = [Sample(b"".join(summary.latencies_s), summary.errors, 0.0)]
+    return summary, Run(samples, time.perf_counter() - began, None)
+
+
+def read_back(worker: sw.StorageWorker, expected: dict[str, Expected]) -> tuple[Verdict, Run]:
     """Read everything as a client that may only read."""
     began = time.perf_counter()
     with worker.connect(role="read", name="reader") as client:
         recorder = Recorder()
-        verdict = demo_clients.verify(client, source, recorder)
+        verdict = import_checks.verify(client, expected, recorder)
         sample = recorder.sample()
     return verdict, Run([sample], time.perf_counter() - began, None)
 
 
-def print_source(console: Console, source: Transcripts) -> None:
-    """What was read."""
+def print_source(console: Console, inputs: list[Path], expected: dict[str, Expected]) -> None:
+    """What there is to import."""
     table = Table(title="Source", title_justify="left", box=SIMPLE_HEAD)
-    for heading in ("kind", "conversations", "messages", "bytes", "largest body, bytes"):
-        table.add_column(heading, justify="left" if heading == "kind" else "right")
-    kinds = Counter(conversation.kind for conversation in source.conversations)
-    for kind, count in sorted(kinds.items()):
-        sizes = [
-            len(message.text.encode())
-            for conversation in source.conversations
-            if conversation.kind == kind
-            for message in conversation.messages
-        ]
-        table.add_row(kind, f"{count:,}", f"{len(sizes):,}", f"{sum(sizes):,}", f"{max(sizes, default=0):,}")
+    for heading in ("format", "conversations", "records"):
+        table.add_column(heading, justify="left" if heading == "format" else "right")
+    sessions = Counter(one.format for one in expected.values())
+    records: Counter[str] = Counter()
+    for one in expected.values():
+        records[one.format] += one.records
+    for format_, count in sorted(sessions.items()):
+        table.add_row(format_, f"{count:,}", f"{records[format_]:,}")
     console.print(table)
-    reasons: dict[str, list[str]] = {}
-    for name, reason in source.skipped:
-        reasons.setdefault(reason, []).append(name)
-    for reason, names in reasons.items():
-        shown = ", ".join(names[:NAMES_SHOWN_MAX]) + (", ..." if len(names) > NAMES_SHOWN_MAX else "")
-        console.print(f"skipped, {reason}: {shown} ({len(names)})", style="dim", highlight=False)
+    files = [
+        file for path in inputs for file in (path.rglob("*") if path.is_dir() else (path,)) if file.is_file()
+    ]
+    largest = max((file.stat().st_size for file in files), default=0)
+    console.print(f"{len(files):,} files, the largest of {largest:,} bytes", style="dim", highlight=False)
 
 
 def print_result(
     console: Console,
     rows: list[tuple[str, int, Figures]],
     status: WorkerStatus,
-    verdict: demo_clients.Verdict,
+    verdict: Verdict,
 ) -> None:
     """Throughput, latencies and errors; the worker's own figures; the verdict."""
     table = Table(title="Result", title_justify="left", box=SIMPLE_HEAD)
@@ -123,36 +122,43 @@ def print_result(
     for difference in verdict.differences[:DIFFERENCES_SHOWN_MAX]:
         console.print(f"  {difference}", style="red", highlight=False)
     if verdict.differences:
-        console.print(f"NOT VERIFIED: {len(verdict.differences)} conversations differ", style="bold red")
+        console.print(f"NOT VERIFIED: {len(verdict.differences)} differences", style="bold red")
     else:
         console.print(
-            f"verified: {verdict.conversations:,} conversations, {verdict.messages:,} messages, count and digest of each",
+            f"verified: {verdict.sessions:,} conversations, {verdict.records:,} records, count and digest of each",
             style="bold green",
             highlight=False,
         )
 
 
 def run(
-    paths: list[Path], clients: int, folder: Path, picture: Path, json: Path | None, console: Console
+    inputs: list[Path], clients: int, folder: Path, picture: Path, json: Path | None, console: Console
 ) -> bool:
     """The whole demonstration; whether everything was written without an error and verified."""
     with console.status("reading the transcripts"):
-        source = transcripts.read(paths or [transcripts.default_path()], sources=True)
-    print_source(console, source)
-    with sw.StorageWorker(folder / "demo.db", stores=["transcripts_store:transcripts"]) as worker:
-        with console.status(f"writing {source.message_count:,} messages from {clients} processes"):
-            written = ingest(worker, source, clients)
+        expected = import_checks.expected_of(inputs)
+    if not expected:
+        raise corpus.CorpusError("no transcripts were found")
+    print_source(console, inputs, expected)
+    count = sum(one.records for one in expected.values())
+    with sw.StorageWorker(folder / "demo.db", stores=[STORE]) as worker:
+        with console.status(f"importing {count:,} records with {clients} processes"):
+            summary, written = write(worker, inputs, clients)
         with console.status("reading everything back"):
-            verdict, read = read_back(worker, source)
+            verdict, read = read_back(worker, expected)
         with worker.connect() as client:
             status = client.status()
-    rows = [("durable writes", clients, figures([written])), ("page reads", READERS, figures([read]))]
+    verdict.differences += [*map(str, summary.problems), *summary.failures]
+    rows = [
+        ("durable writes", clients, figures([written])),
+        ("conversations read", READERS, figures([read])),
+    ]
     print_result(console, rows, status, verdict)
     draw(
         picture,
-        f"{source.message_count:,} durable writes from {clients} processes, then read back",
+        f"{count:,} records imported with {clients} processes, then read back",
         {name: latencies_ms([found]) for (name, _, _), found in zip(rows, (written, read), strict=True)},
-        {name: {count: own.operations_per_s} for name, count, own in rows},
+        {name: {number: own.operations_per_s} for name, number, own in rows},
     )
     console.print(f"picture: {picture}", highlight=False)
     if json is not None:
@@ -160,10 +166,27 @@ def run(
     return not verdict.differences and not any(own.errors for _, _, own in rows)
 
 
+def inputs_of(paths: list[Path], made: Path, *, is_whole: bool) -> list[Path]:
+    """What is imported: the paths or the installed corpus, and their files as large bodies."""
+    missing = [str(path) for path in paths if not path.exists()]
+    if missing:
+        raise corpus.CorpusError(f"there is no {', '.join(missing)}")
+    chats = made / "inputs"
+    chats.mkdir()
+    corpus.write_sources(paths or [corpus.default_path()], chats)
+    if not paths:
+        corpus.write_as_chats(corpus.default_path(), chats, None if is_whole else SAMPLE_PER_LANGUAGE)
+    return [*paths, chats]
+
+
 def main(
     paths: Annotated[
-        list[Path] | None, typer.Argument(help="Transcripts: files or folders. Default: chatterbot-corpus.")
+        list[Path] | None,
+        typer.Argument(help="Transcripts: files or folders. Default: a sample of chatterbot-corpus."),
     ] = None,
+    whole: Annotated[
+        bool, typer.Option("--all", help="Import all of chatterbot-corpus, not a sample of each language.")
+    ] = False,
     clients: Annotated[int, typer.Option(min=1, max=200, help="Client processes that write at once.")] = 8,
     folder: Annotated[
         Path | None, typer.Option(help="Keep the database here.", file_okay=False, exists=True)
@@ -173,12 +196,13 @@ def main(
     ),
     json: Annotated[Path | None, typer.Option(help="Write the figures to this file.")] = None,
 ) -> None:
-    """Write real transcripts through one worker from many processes, read them back and verify them."""
+    """Import real transcripts through one worker with many processes, read them back and verify them."""
     console = terminal()
     try:
         with tempfile.TemporaryDirectory(prefix="storage-worker-demo-") as made:
-            fine = run(paths or [], clients, folder or Path(made), picture.resolve(), json, console)
-    except (ClientFailedError, transcripts.TranscriptError, sw.StorageError) as error:
+            inputs = inputs_of(paths or [], Path(made), is_whole=whole)
+            fine = run(inputs, clients, folder or Path(made), picture.resolve(), json, console)
+    except (ClientFailedError, corpus.CorpusError, sw.StorageError) as error:
         complain(f"{type(error).__name__}: {error}")
         raise typer.Exit(3) from error
     raise typer.Exit(0 if fine else 1)

@@ -19,7 +19,12 @@ ENTRY_BYTES = 12
 CREATE = "create table if not exists writes(client integer, number integer, keyed integer, body blob)"
 CREATE_INDEX = "create index if not exists writes_by_number on writes(client, number)"
 INSERT = "insert into writes(client, number, keyed, body) values(?,?,?,?)"
+FILL = "update writes set body = ? where client = ? and number = ?"
+LEASE_SECONDS = 0.5
+"""How long an interactive transaction of a client may last: shorter than some of its stops."""
+
 PAGE_ROWS = 100
+SEEN_PAGE_ROWS = 1_000
 ROWID_MAX = 2**63 - 1
 CHECK_SECONDS_MAX = 30.0
 
@@ -60,10 +65,13 @@ class Ledger:
         """The file of a client."""
         return self.folder / f"client-{client}.ledger"
 
-    def read(self) -> None:
-        """Take in what was appended since the last call."""
+    def read(self) -> set[tuple[int, int]]:
+        """Take in what was appended since the last call; client and number of the writes that it is about."""
+        fresh = set()
         for path in self.folder.glob("client-*.ledger"):
             client = int(path.stem.removeprefix("client-"))
+            if path.stat().st_size < self._offsets.get(client, 0) + ENTRY_BYTES:
+                continue
             with path.open("rb") as file:
                 file.seek(self._offsets.get(client, 0))
                 data = file.read()
@@ -72,7 +80,10 @@ class Ledger:
             fates = self.fates.setdefault(client, {})
             for start in range(0, whole, ENTRY_BYTES):
                 entry = data[start : start + ENTRY_BYTES]
-                fates[int.from_bytes(entry[:-1], "big")] = Fate(entry[-1:])
+                number = int.from_bytes(entry[:-1], "big")
+                fates[number] = Fate(entry[-1:])
+                fresh.add((client, number))
+        return fresh
 
     def count(self, fate: Fate) -> int:
         """How many writes have that fate."""
@@ -127,6 +138,50 @@ def check(client: sw.Client, ledger: Ledger, *, bodies: bool, after: dict[int, i
             if number <= max(fates, default=-1)
         )
     return checked
+
+
+class Seen:
+    """What a database was found to hold, looked at again and again without reading what was read before."""
+
+    def __init__(self) -> None:
+        self._rowid = 0
+        self._times: dict[tuple[int, int], int] = {}
+
+    def look(self, client: sw.Client, ledger: Ledger) -> Checked:
+        """Compare what was written, and what became known, since the last look; see `check`."""
+        judged = ledger.read()
+        while rows := client.query(SEEN_SQL, (self._rowid, SEEN_PAGE_ROWS), timeout=CHECK_SECONDS_MAX).rows:
+            for rowid, own, number in rows:
+                self._times[own, number] = self._times.get((own, number), 0) + 1
+                judged.add((own, number))
+                self._rowid = rowid
+        checked = Checked(len(judged))
+        for own, number in judged:
+            # One that was sent after the ledger was read is judged at the next look.
+            fate = ledger.fates.get(own, {}).get(number, Fate.SENT)
+            checked.wrong.extend(_judge(own, number, fate, self._times.get((own, number), 0)))
+        return checked
+
+
+def check_outcomes(client: sw.Client, ledger: Ledger) -> Checked:
+    """Compare what the worker says of the request keys whose end no client knows with what is stored."""
+    checked = Checked()
+    for own, fates in ledger.fates.items():
+        for number, fate in fates.items():
+            if not is_keyed(number) or fate not in {Fate.SENT, Fate.UNKNOWN}:
+                continue
+            checked.writes += 1
+            times = client.query(COUNT_SQL, (own, number), timeout=CHECK_SECONDS_MAX).scalar()
+            state = client.outcome(key_of(own, number), timeout=CHECK_SECONDS_MAX).state
+            if times != (state == "committed"):
+                checked.wrong.append(
+                    f"client {own}, write {number}: its key is {state}, and it stands {times} times"
+                )
+    return checked
+
+
+SEEN_SQL = "select rowid, client, number from writes where rowid > ? order by rowid limit ?"
+COUNT_SQL = "select count(*) from writes where client = ? and number = ?"
 
 
 def _judge(client: int, number: int, fate: Fate, times: int) -> Iterator[str]:

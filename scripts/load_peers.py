@@ -19,7 +19,6 @@ from typing import Any
 import apsw
 import msgspec
 
-import transcripts
 from load_workloads import (
     CREATE,
     CREATE_INGEST,
@@ -30,6 +29,7 @@ from load_workloads import (
     TIMEOUT_SECONDS,
     VALUE,
     Durability,
+    Message,
     Workload,
     ingest_row,
     is_read,
@@ -187,7 +187,7 @@ def bare_loop(
     workload: Workload,
     seconds: float,
     depth: int,
-    messages: list[transcripts.Message],
+    messages: list[Message],
 ) -> Sample:
     """One client of the bare worker: sends `depth` requests, waits for all their answers, and begins again."""
     encode = msgspec.msgpack.Encoder().encode
@@ -218,7 +218,7 @@ def bare_loop(
 
 
 def _bodies(
-    own: int, workload: Workload, messages: list[transcripts.Message]
+    own: int, workload: Workload, messages: list[Message]
 ) -> Callable[[int], Row | Point | Transcript]:
     def insert(number: int) -> Row | Point | Transcript:
         return Row(f"key{number}", VALUE, number)
@@ -245,7 +245,7 @@ def direct_loop(
     workload: Workload,
     seconds: float,
     durability: Durability,
-    messages: list[transcripts.Message],
+    messages: list[Message],
 ) -> Sample:
     """One client with the file open itself: a transaction for each write, a statement for each read."""
     connection = sqlite3.connect(path, isolation_level=None, timeout=TIMEOUT_SECONDS)

@@ -17,14 +17,14 @@ COLOURS = {
     "bare": "#5c946e",
     "frames": "#8d7aa8",
     "durable writes": "#1f6fb4",
-    "page reads": "#5c946e",
+    "conversations read": "#5c946e",
 }
 OTHER_COLOUR = "#555555"
 CURVE_POINTS = 400
 
 
 class Ratio(msgspec.Struct):
-    """The worker against one peer, at one number of clients.
+    """The worker at one number of clients against one peer, or against itself at the first number measured.
 
     `throughput` and `p999` are the worker's figure over the peer's: of all rounds together, and the least and
     the greatest of the single rounds.
@@ -48,22 +48,24 @@ class Measured(msgspec.Struct):
 
 
 def ratios(measured: Sequence[Measured]) -> list[Ratio]:
-    """The worker's figures over those of every peer at the same number of clients."""
+    """The worker's figures over every peer's at the same number of clients, then over its own at the first number."""
     ours = {found.clients: found for found in measured if found.kind == "worker"}
-    return [
-        _ratio(ours[peer.clients], peer)
+    against_peers = [
+        _ratio(ours[peer.clients], peer, peer.kind)
         for peer in measured
         if peer.kind != "worker" and peer.clients in ours
     ]
+    first, *others = ours.values()
+    return against_peers + [_ratio(other, first, f"worker, {first.clients} clients") for other in others]
 
 
-def _ratio(ours: Measured, peer: Measured) -> Ratio:
+def _ratio(ours: Measured, peer: Measured, name: str) -> Ratio:
     pairs = list(zip(ours.rounds, peer.rounds, strict=True))
     throughput = [_over(one.operations_per_s, other.operations_per_s) for one, other in pairs]
     p999 = [_over(one.p999_ms, other.p999_ms) for one, other in pairs]
     return Ratio(
-        peer.kind,
-        peer.clients,
+        name,
+        ours.clients,
         _over(ours.figures.operations_per_s, peer.figures.operations_per_s),
         (min(throughput), max(throughput)),
         _over(ours.figures.p999_ms, peer.figures.p999_ms),
@@ -76,7 +78,7 @@ def _over(one: float, other: float) -> float:
 
 
 def print_report(console: Console, title: str, measured: Sequence[Measured]) -> None:
-    """The table of figures, and the table of ratios where there are peers."""
+    """The table of figures, and the table of ratios where there are peers or several numbers of clients."""
     table = Table(
         title=f"{title} (latencies in ms, CPU in µs an operation)", title_justify="left", box=SIMPLE_HEAD
     )
@@ -118,7 +120,9 @@ def _cells(found: Measured) -> list[str]:
 
 def _ratio_table(compared: Sequence[Ratio]) -> Table:
     table = Table(
-        title="The worker over its peers (least and greatest round)", title_justify="left", box=SIMPLE_HEAD
+        title="The worker over its peers and its first number of clients (least and greatest round)",
+        title_justify="left",
+        box=SIMPLE_HEAD,
     )
     for heading in ("peer", "clients", "throughput", "p99.9 latency"):
         table.add_column(heading, justify="left" if heading == "peer" else "right")

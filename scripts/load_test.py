@@ -25,8 +25,9 @@ from rich.console import Console
 import load_peers
 import load_workloads
 import storage_worker as sw
+from corpus import CorpusError
 from load_report import Measured, draw, print_report, ratios
-from load_workloads import Durability, Workload
+from load_workloads import Durability, Message, Workload
 from measuring import (
     CLIENTS_MAX,
     ClientFailedError,
@@ -39,7 +40,6 @@ from measuring import (
     terminal,
     write_json,
 )
-from transcripts import Message, TranscriptError
 
 PEERS = ("direct", "bare", "frames")
 assert bootstrap.entered()
@@ -61,9 +61,7 @@ class Plan(msgspec.Struct):
 
 def run_worker(context: Any, plan: Plan, clients: int, path: Path) -> Run:
     """The storage worker: a pipe for each client process."""
-    with sw.StorageWorker(
-        path, durability=plan.durability, stores=["transcripts_store:transcripts"]
-    ) as worker:
+    with sw.StorageWorker(path, durability=plan.durability, stores=["load_store:messages"]) as worker:
         with worker.connect() as client:
             load_workloads.prepare(client, plan.workload)
         pipes = [worker.pipe(role="write", name=f"client {number}") for number in range(clients)]
@@ -222,7 +220,7 @@ def main(
         messages = load_workloads.ingest_messages(transcript) if wanted == "ingest" else []
         plan = Plan(wanted, level, seconds, depth, messages, folder)
         runs = measure(plan, ["worker", *peers], counts, rounds, console)
-    except (ClientFailedError, TranscriptError, sw.StorageError) as error:
+    except (ClientFailedError, CorpusError, sw.StorageError) as error:
         complain(f"{type(error).__name__}: {error}")
         raise typer.Exit(3) from error
     measured = [

@@ -3,15 +3,21 @@
 The row is the one of every reference measurement: about 220 bytes with its key and time stamp.
 """
 
+import itertools
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
+
+import corpus
 import storage_worker as sw
-import transcripts
+from load_store import add
 from measuring import Recorder, Sample
-from transcripts_store import add
+from storage_worker.transcripts import formats
+from storage_worker.transcripts.records import Problem, Record, Transcript, canonical, events_of
 
 Workload = Literal["insert", "read", "mixed", "pipelined", "ingest"]
 Durability = Literal["full", "normal"]
@@ -44,14 +50,42 @@ def is_read(workload: Workload, number: int) -> bool:
     return workload == "read" or (workload == "mixed" and number % (READS_PER_WRITE + 1) != 0)
 
 
-def ingest_messages(path: Path | None) -> list[transcripts.Message]:
-    """Real messages for the ingest workload, from a transcript or the installed corpus."""
-    found = transcripts.read([path or transcripts.default_path()])
-    messages = [message for conversation in found.conversations for message in conversation.messages]
-    return messages[:INGEST_MESSAGES_MAX]
+class Message(msgspec.Struct, frozen=True):
+    """One message; `details` is JSON text of whatever its source says beyond role, author and text."""
+
+    role: str
+    author: str
+    text: str
+    details: str
 
 
-def ingest_row(client: int, number: int, messages: list[transcripts.Message]) -> IngestRow:
+def ingest_messages(path: Path | None) -> list[Message]:
+    """Real messages for the ingest workload, from transcripts or the installed corpus; `CorpusError` where none are."""
+    if path is not None:
+        found = list(itertools.islice(_messages(path), INGEST_MESSAGES_MAX))
+    else:
+        with tempfile.TemporaryDirectory(prefix="load-test-") as name:
+            corpus.write_as_chats(corpus.default_path(), Path(name))
+            found = list(itertools.islice(_messages(Path(name)), INGEST_MESSAGES_MAX))
+    if not found:
+        raise corpus.CorpusError(f"no messages were found in {path}")
+    return found
+
+
+def _messages(path: Path) -> Iterator[Message]:
+    for transcript in formats.transcripts(str(path)):
+        for record in formats.read(transcript) if isinstance(transcript, Transcript) else ():
+            if not isinstance(record, Problem):
+                yield from _messages_of(record)
+
+
+def _messages_of(record: Record) -> Iterator[Message]:
+    for event in events_of(record):
+        if isinstance(event.body, str):
+            yield Message(event.role, record.actor, event.body, canonical(event.fields).decode())
+
+
+def ingest_row(client: int, number: int, messages: list[Message]) -> IngestRow:
     """The `number`th message of a client: a conversation of its own, real texts again and again."""
     message = messages[number % len(messages)]
     return f"client {client}", number, message.role, message.author, message.text, message.details
@@ -73,7 +107,7 @@ def worker_loop(
     workload: Workload,
     seconds: float,
     depth: int,
-    messages: list[transcripts.Message],
+    messages: list[Message],
 ) -> Sample:
     """One client of a storage worker."""
     client = pipe.connect()
@@ -89,7 +123,7 @@ def worker_loop(
 
 
 def _operation(
-    client: sw.Client, own: int, workload: Workload, messages: list[transcripts.Message]
+    client: sw.Client, own: int, workload: Workload, messages: list[Message]
 ) -> Callable[[int], Any]:
     execute, query, call = client.execute, client.query, client.call
 

@@ -6,7 +6,12 @@ with `StorageWorker`, any process finds or starts the shared one of a database w
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
+
+if sys.platform == "win32":
+    # Before anything else is imported: half of it needs what Windows does not have.
+    raise ImportError("storage-worker runs on Linux and macOS; Windows is not supported yet")
 
 from .client import Client, InteractiveTransaction, Pipe, Pipeline, PipelineFuture
 from .launch import StorageWorker, connect
@@ -49,7 +54,9 @@ from .version import VERSION as __version__
 if TYPE_CHECKING:
     from .client.aio import AsyncClient
     from .client.aio_pipeline import AsyncPipeline, AsyncPipelineFuture
+    from .client.aio_snapshot import AsyncSnapshot
     from .client.aio_transaction import AsyncInteractiveTransaction
+    from .client.snapshot import Snapshot
     from .launch_async import connect_async
 
 _AT_FIRST_USE = {
@@ -57,9 +64,11 @@ _AT_FIRST_USE = {
     "AsyncInteractiveTransaction": "client.aio_transaction",
     "AsyncPipeline": "client.aio_pipeline",
     "AsyncPipelineFuture": "client.aio_pipeline",
+    "AsyncSnapshot": "client.aio_snapshot",
+    "Snapshot": "client.snapshot",
     "connect_async": "launch_async",
 }
-"""Where the names are that bring asyncio with them, which takes longer to load than all the rest."""
+"""Where the names are that bring asyncio or SQLite with them, which not every host needs."""
 
 
 def __getattr__(name: str) -> Any:
@@ -76,6 +85,7 @@ __all__ = [
     "AsyncInteractiveTransaction",
     "AsyncPipeline",
     "AsyncPipelineFuture",
+    "AsyncSnapshot",
     "BusyError",
     "Call",
     "Client",
@@ -105,6 +115,7 @@ __all__ = [
     "Role",
     "Rows",
     "SchemaError",
+    "Snapshot",
     "SnapshotExpiredError",
     "StorageCorruptError",
     "StorageError",

@@ -5,6 +5,7 @@ import hashlib
 import os
 import socket
 import stat
+import struct
 import tempfile
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def socket_address(real: str) -> str:
     name = hashlib.sha256(real.encode()).hexdigest()[:NAME_DIGITS] + ".sock"
     for base in _bases():
         path = f"{base}/{name}"
-        if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX and _is_usable(base):
+        if _fits(path) and _is_usable(base):
             return SCHEME + path
     return f"{SCHEME}{_fresh_base()}/{name}"
 
@@ -46,6 +47,15 @@ def _bases() -> list[str]:
         bases.append(f"{tempfile.gettempdir()}/{own}")
     bases.append(f"/tmp/{own}")  # noqa: S108 - used only where it is private and this user's
     return bases
+
+
+def _fits(path: str) -> bool:
+    try:
+        # An address travels as text, which not every path of bytes is.
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX
 
 
 def _is_usable(base: str) -> bool:
@@ -70,7 +80,7 @@ def _fresh_base() -> str:
             base = tempfile.mkdtemp(prefix=FRESH_PREFIX, dir=directory)
         except OSError:
             continue
-        if len(os.fsencode(base)) + NAME_DIGITS + len("/.sock") <= SOCKET_PATH_BYTES_MAX:
+        if _fits(f"{base}/{'x' * NAME_DIGITS}.sock"):
             return base
         Path(base).rmdir()
     raise DatabasePathError(
@@ -125,3 +135,14 @@ def withdraw(address: str, inode: int) -> None:
 def inode_of(address: str) -> int:
     """The inode of the socket in an address's place; `FileNotFoundError` where there is none."""
     return Path(socket_path(address)).lstat().st_ino
+
+
+def same_user(sock: socket.socket) -> bool:
+    """Whether the process at the other end is this user's, asked of the kernel before a byte is read."""
+    if hasattr(socket, "SO_PEERCRED"):
+        size = struct.calcsize("3i")
+        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    else:
+        # getpeereid: LOCAL_PEERCRED on SOL_LOCAL (0) gives a struct xucred, whose second field is the uid.
+        _, uid = struct.unpack("II", sock.getsockopt(0, 1, struct.calcsize("II")))
+    return bool(uid == os.geteuid())

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import NoReturn
 
 from .peer import Job, Peer
-from .protocol.errors import OverloadedError
+from .protocol.errors import InvalidRequestError, OverloadedError
 from .protocol.limits import Limits
 from .protocol.status import Lane as LaneStatus
 
@@ -64,10 +64,6 @@ class Lane:
             for place, peer in enumerate(ring):
                 queue = self._queues[peer]
                 job = queue[0]
-                if job.behind:
-                    if any(not other.answered for other in job.behind):
-                        continue
-                    job.behind = ()
                 # It keeps its turn for the next group; the others, whom it may have held up once, come first.
                 if job.alone and not first:
                     continue
@@ -171,10 +167,10 @@ class Admission:
         self._served_ns = 1_000_000.0
         self._last_ns = 0
 
-    def place(self, peer: Peer, size: int, waiting: int) -> None:
+    def place(self, peer: Peer, size: int, lanes: Iterable[Lane]) -> None:
         """Check for a place for `size` more bytes of a client, or raise `OverloadedError` at once.
 
-        `waiting` is the number of requests that wait for an executor: what a repeat would wait behind.
+        `lanes` have the requests that wait for an executor: what a repeat would wait behind.
         """
         limits = self._limits
         if len(peer.jobs) >= limits.client_requests_max:
@@ -182,9 +178,9 @@ class Admission:
         if peer.bytes_in_flight + size > limits.client_bytes_max:
             self._refuse("client", "bytes", limits.client_bytes_max, len(peer.jobs))
         if self.requests >= limits.queue_requests_max:
-            self._refuse("worker", "requests", limits.queue_requests_max, waiting)
+            self._refuse("worker", "requests", limits.queue_requests_max, _waiting(lanes))
         if self.bytes + size > limits.queue_bytes_max:
-            self._refuse("worker", "bytes", limits.queue_bytes_max, waiting)
+            self._refuse("worker", "bytes", limits.queue_bytes_max, _waiting(lanes))
 
     def add(self, job: Job) -> None:
         """Give a request its place."""
@@ -210,6 +206,14 @@ class Admission:
             if not others:
                 del self.keyed[job.key]
 
+    def in_flight_with_key_of(self, job: Job) -> tuple[Job, ...]:
+        """The requests in flight whose outcome a request asks for."""
+        try:
+            key = job.served.operation.decode_arguments(job.raw, self._limits.nesting_depth_max).key
+        except InvalidRequestError:
+            return ()  # its executor says so
+        return tuple(self.keyed.get(key, ()))
+
     def served(self, count: int, now_ns: int) -> None:
         """Note that `count` requests were answered, for the estimate of `retry_after`."""
         if self._last_ns and count:
@@ -231,6 +235,10 @@ class Admission:
             retry_after=wait,
             details={"bound": f"{whose}_{what}"},
         )
+
+
+def _waiting(lanes: Iterable[Lane]) -> int:
+    return sum(lane.requests for lane in lanes)
 
 
 def expired(lanes: Iterable[Lane], now_ns: int) -> list[Job]:

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from .admission import Lane
 from .database.connection import Backup, Database
-from .database.opening import OPTIMIZE_AT_OPEN
+from .database.opening import OPTIMIZE
 from .execution import decode, fail, succeed
 from .peer import Job
 from .protocol.errors import DatabasePathError, OverloadedError, StorageError
@@ -167,12 +167,16 @@ class Optimize:
         return self._due_ns
 
     def run_slice(self, until_ns: int) -> list[Job]:
-        """One run; SQLite itself bounds the rows it analyses. One that fails is repeated soon."""
+        """One run, of as many rows as the connection's `analysis_limit` says. One that fails is repeated soon."""
         self._due_ns = until_ns + TRIM_EVERY_NS
-        self._writer.database.own(OPTIMIZE_AT_OPEN)
+        if not self._writer.run_own(self._optimize):
+            return []
         self._due_ns = until_ns + OPTIMIZE_EVERY_NS
         self.status.done_units += 1
         return []
+
+    def _optimize(self) -> None:
+        self._writer.database.own(OPTIMIZE)
 
     def abandon(self) -> list[Job]:
         """There is nothing to undo."""

@@ -47,6 +47,8 @@ class Checkpoints:
         self.reserve_bytes = disk_reserve_bytes(writer.database.path, limits)
         self.free_bytes = disk_free_bytes(writer.database.path)
         self.status = WalStatus()
+        self.snapshot_before: Callable[[int], str] = lambda _: ""
+        """Names the client whose local snapshot began before a moment, "" where there is none."""
 
     def note_commit(self) -> bool:
         """Note what was written; whether a checkpoint is due."""
@@ -193,4 +195,4 @@ class Checkpoints:
             job = watch.job
             if job is not None and watch.started_ns < (self._pinned_since_ns or NEVER_NS):
                 return f"{job.served.name} of client {job.peer.name!r} (pid {job.peer.pid})"
-        return "a process outside of the worker"
+        return self.snapshot_before(self._pinned_since_ns or NEVER_NS) or "a process outside of the worker"

@@ -3,90 +3,55 @@
 import json as standard_json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, cast, get_args
 
 import msgspec
 import psutil
 import typer
-from rich.console import Console, RenderableType
 from rich.text import Text
 
-from . import launch
+from . import cli_conversation, cli_status, launch
+from .cli_output import (
+    CLIENT_NAME,
+    EXIT_FINDINGS,
+    JsonOption,
+    PathArgument,
+    TimeoutOption,
+    examples,
+    print_result,
+    typed_errors,
+)
 from .client.client import Client
 from .filesystem import check_path
 from .foreground import Foreground
 from .ownership import is_owned
-from .protocol.errors import DatabasePathError, DeadlineExceededError, StorageError, WorkerUnavailableError
+from .protocol.errors import (
+    DatabasePathError,
+    DeadlineExceededError,
+    InvalidRequestError,
+)
 from .protocol.limits import DEFAULT_LIMITS, Limits
-from .protocol.status import as_builtins
+from .protocol.statements import Rows
 from .protocol.values import Value
-from .tables import error_plain, error_view, rows_plain, rows_view, size, status_view
+from .tables import rows_plain, rows_view, size
 from .version import VERSION
-
-EXIT_FINDINGS = 1
-EXIT_STORAGE_ERROR = 3
-# 0 is fine, and 2 is the command-line library's own, for usage.
-
-CLIENT_NAME = "storage-worker command"
-PIPED_CHARS = 1_000
 
 app = typer.Typer(
     name="storage-worker",
     help="One worker process owns a SQLite database; every other process reads and writes it through a pipe.",
-    epilog="Exit status: 0 fine, 1 degraded or findings, 2 wrong usage, 3 a typed storage error.",
+    epilog="\n\n".join(
+        (
+            examples(
+                "storage-worker serve app.db", "storage-worker status app.db", "storage-worker sql --help"
+            ),
+            "Exit status: 0 fine, 1 degraded or findings, 2 wrong usage, 3 a typed storage error.",
+        )
+    ),
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
 )
-
-PathArgument = Annotated[Path, typer.Argument(help="The database file.", show_default=False)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")]
-TimeoutOption = Annotated[float, typer.Option(min=0.01, max=600.0, help="Seconds for the whole call.")]
-
-
-def _examples(*lines: str) -> str:
-    return "Examples:\n\n" + "\n\n".join(f"$ {line}" for line in lines)
-
-
-@contextmanager
-def _typed_errors(*, json: bool) -> Iterator[None]:
-    """A storage error of the block is printed, readable or as JSON, and ends the command with its exit status."""
-    try:
-        yield
-    except StorageError as error:
-        if json:
-            _print_json(error_plain(error))
-        else:
-            Console(stderr=True).print(error_view(error), soft_wrap=True)
-        raise typer.Exit(EXIT_STORAGE_ERROR) from error
-
-
-def _print_json(value: Any) -> None:
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
-    sys.stdout.flush()
-
-
-def _print(view: Callable[[], RenderableType], plain: Callable[[], Any], *, json: bool) -> None:
-    if json:
-        _print_json(plain())
-    else:
-        console = Console()
-        # A file or a pipe has no width; what goes there is not wrapped.
-        (console if console.is_terminal else Console(width=PIPED_CHARS)).print(view())
-
-
-def _running(path: Path, timeout: float) -> Client:
-    """A client of the worker that serves the path now; `WorkerUnavailableError` where none does."""
-    if not is_owned(check_path(path)):
-        raise WorkerUnavailableError(
-            f"no worker serves {path}; start one with: storage-worker serve {path}",
-            outcome="not_committed",
-            details={"path": os.path.abspath(path)},
-        )
-    return launch.find(path, role="admin", name=CLIENT_NAME, timeout=timeout)
 
 
 def _running_or_started(path: Path, timeout: float, *, may_make: bool = False) -> Client:
@@ -135,7 +100,7 @@ def _parameter(text: str) -> Value:
 
 
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "storage-worker serve app.db",
         "storage-worker serve app.db --store myapp.storage:notes --durability normal",
         "storage-worker serve app.db --no-sql --limit group_work_ms_max=10",
@@ -158,10 +123,10 @@ def serve(
     Any process finds it by the database's path, or by the address that is printed.
     """
     level, limits = _durability(durability), _limits(limit or [])
-    with _typed_errors(json=json):
+    with typed_errors(json=json):
         served = Foreground.start(path, stores=store or [], durability=level, limits=limits, sql=sql)
         record = served.record
-        _print(
+        print_result(
             lambda: Text(
                 f"serving {path} at {record.address}\n"
                 f"worker {record.worker}, process {record.pid}; stop it with: storage-worker stop {path}"
@@ -177,18 +142,8 @@ def serve(
         served.wait()
 
 
-@app.command(epilog=_examples("storage-worker status app.db", "storage-worker status app.db --json"))
-def status(path: PathArgument, timeout: TimeoutOption = 5.0, json: JsonOption = False) -> None:
-    """Show everything that the running worker says about itself; exit status 1 where it is degraded."""
-    with _typed_errors(json=json), _running(path, timeout) as client:
-        found = client.status(timeout=timeout)
-    _print(lambda: status_view(found), lambda: as_builtins(found), json=json)
-    if found.health.state != "healthy":
-        raise typer.Exit(EXIT_FINDINGS)
-
-
 @app.command(
-    epilog=_examples(
+    epilog=examples(
         "storage-worker sql app.db 'select count(*) from notes'",
         "storage-worker sql app.db 'select * from notes where id = ?' --param 7 --json",
         "storage-worker sql app.db --write 'insert into notes(text) values (?)' --param 'hello'",
@@ -214,20 +169,29 @@ def sql(
         raise typer.BadParameter("a request key is for writes: add --write")
     text = sys.stdin.read() if statement == "-" else statement
     values = [_parameter(value) for value in param or []]
-    with _typed_errors(json=json), _running_or_started(path, timeout, may_make=write) as client:
+    with typed_errors(json=json), _running_or_started(path, timeout, may_make=write) as client:
         if write:
             rows = client.execute(text, values, timeout=timeout, request_key=request_key)
         else:
-            rows = client.query(text, values, timeout=timeout)
-    _print(lambda: rows_view(rows, written=write), lambda: rows_plain(rows), json=json)
+            rows = _query(client, text, values, timeout)
+    print_result(lambda: rows_view(rows, written=write), lambda: rows_plain(rows), json=json)
 
 
-@app.command(epilog=_examples("storage-worker check app.db", "storage-worker check app.db --json"))
+def _query(client: Client, text: str, values: list[Value], timeout: float) -> Rows:
+    try:
+        return client.query(text, values, timeout=timeout)
+    except InvalidRequestError as error:
+        if error.details.get("use") != "execute":
+            raise
+        raise InvalidRequestError("the statement changes something; allow it with --write") from error
+
+
+@app.command(epilog=examples("storage-worker check app.db", "storage-worker check app.db --json"))
 def check(path: PathArgument, timeout: TimeoutOption = 600.0, json: JsonOption = False) -> None:
     """Check the whole database: pages, indexes, constraints, foreign keys; exit status 1 with findings."""
-    with _typed_errors(json=json), _running_or_started(path, timeout) as client:
+    with typed_errors(json=json), _running_or_started(path, timeout) as client:
         findings = [finding.text for finding in client.check(timeout=timeout)]
-    _print(
+    print_result(
         lambda: Text("\n".join(findings) or f"{path} is sound"),
         lambda: {"sound": not findings, "findings": findings},
         json=json,
@@ -236,7 +200,7 @@ def check(path: PathArgument, timeout: TimeoutOption = 600.0, json: JsonOption =
         raise typer.Exit(EXIT_FINDINGS)
 
 
-@app.command(epilog=_examples("storage-worker backup app.db /backups/app-monday.db"))
+@app.command(epilog=examples("storage-worker backup app.db /backups/app-monday.db"))
 def backup(
     path: PathArgument,
     target: Annotated[Path, typer.Argument(help="The copy; it must not exist yet.", show_default=False)],
@@ -244,31 +208,31 @@ def backup(
     json: JsonOption = False,
 ) -> None:
     """Copy the database while it is in use; the copy is one consistent state of it."""
-    with _typed_errors(json=json), _running_or_started(path, timeout) as client:
+    with typed_errors(json=json), _running_or_started(path, timeout) as client:
         count = client.backup(target, timeout=timeout)
-    _print(
+    print_result(
         lambda: Text(f"copied {path} to {target}: {size(count)}"),
         lambda: {"target": os.path.abspath(target), "bytes": count},
         json=json,
     )
 
 
-@app.command(epilog=_examples("storage-worker stop app.db", "storage-worker stop app.db --timeout 60"))
+@app.command(epilog=examples("storage-worker stop app.db", "storage-worker stop app.db --timeout 60"))
 def stop(path: PathArgument, timeout: TimeoutOption = 30.0, json: JsonOption = False) -> None:
     """Stop the running worker: it finishes what it took on, writes back its WAL and ends.
 
     Where none runs there is nothing to stop, and that is fine too.
     """
-    with _typed_errors(json=json):
+    with typed_errors(json=json):
         if not is_owned(check_path(path)):
-            _print(lambda: Text(f"no worker serves {path}"), lambda: {"stopped": False}, json=json)
+            print_result(lambda: Text(f"no worker serves {path}"), lambda: {"stopped": False}, json=json)
             return
         with launch.find(path, role="admin", name=CLIENT_NAME, timeout=timeout) as client:
             pid = client.connect(timeout=timeout).pid
             process = psutil.Process(pid)
             client.stop(timeout=timeout)
         _wait_for_end(process, path, timeout)
-    _print(
+    print_result(
         lambda: Text(f"stopped the worker of {path} (process {pid})"),
         lambda: {"stopped": True, "pid": pid},
         json=json,
@@ -300,6 +264,10 @@ def _options(
     ] = False,
 ) -> None:
     assert not version, "the callback has ended the command"
+
+
+app.add_typer(cli_status.app)
+app.add_typer(cli_conversation.app)
 
 
 def main() -> None:

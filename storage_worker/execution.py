@@ -39,10 +39,11 @@ class Served:
     """An operation as the worker serves it: what runs it, and its figures.
 
     A `plain` one runs one statement of a client, whose checked values `plain` gives. Nothing of a `keyless` one is in the database by itself, so
-    that no receipt could tell of it.
+    that no receipt could tell of it. One that `adds` nothing is served also where nothing new is written.
     """
 
     __slots__ = (
+        "adds",
         "admin",
         "failed",
         "keyless",
@@ -57,7 +58,13 @@ class Served:
     )
 
     def __init__(
-        self, operation: Operation[..., Any], run: Run, *, plain: Check | None = None, keyless: bool = False
+        self,
+        operation: Operation[..., Any],
+        run: Run,
+        *,
+        plain: Check | None = None,
+        keyless: bool = False,
+        adds: bool = True,
     ) -> None:
         self.operation = operation
         self.name = operation.name
@@ -67,6 +74,7 @@ class Served:
         self.run = run
         self.plain = plain
         self.keyless = keyless
+        self.adds = adds
         self.succeeded = 0
         self.failed = 0
         self.latency_us = Histogram()
@@ -75,12 +83,18 @@ class Served:
 def decode(job: Job, limits: Limits) -> Any:
     """The request's arguments; `InvalidRequestError` where they are not its operation's."""
     if job.arguments is None:
-        job.arguments = job.served.operation.decode_arguments(job.raw, limits.nesting_depth_max)
+        raw: msgspec.Raw | bytes = job.raw
+        if job.large is not None and job.large.arguments is not None:
+            raw = job.large.arguments.read(0, job.large.arguments.size)
+        job.arguments = job.served.operation.decode_arguments(raw, limits.nesting_depth_max)
     return job.arguments
 
 
 def succeed(job: Job, result: object) -> None:
-    """Make a result the request's answer; `ResultTooLargeError` where it is over what the request allows."""
+    """Make a result the request's answer; `ResultTooLargeError` where it is over what the request allows.
+
+    One that is over what a frame takes is spooled, which raises as `Spools.keep` does.
+    """
     try:
         body = encode(OutgoingReply(job.id, result))
     except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
@@ -90,6 +104,12 @@ def succeed(job: Job, result: object) -> None:
         ) from error
     if len(body) > job.result_bytes_max and len(body) > job.result_bytes_max + _envelope_bytes(body):
         raise result_too_large(job.result_bytes_max)
+    large = job.large
+    if large is not None:
+        large.drop_result()
+        if len(body) > large.spools.frame_bytes_max:
+            large.result = large.spools.keep(memoryview(body)[_envelope_bytes(body) :])
+            body = encode(OutgoingReply(job.id, None))
     job.frame = frame(body)
     job.code = ""
 
@@ -101,6 +121,7 @@ def _envelope_bytes(body: bytes) -> int:
 
 def fail(job: Job, error: StorageError, limits: Limits, outcome: Outcome | None = None) -> Failure:
     """Make a typed error the request's answer; `outcome` where the caller knows better than the error."""
+    let_go(error)
     try:
         failure, body = _failure(job, error, limits, outcome)
     except Exception as broken:  # noqa: BLE001 - a store's error class may do anything
@@ -110,6 +131,8 @@ def fail(job: Job, error: StorageError, limits: Limits, outcome: Outcome | None 
             details={"exception": kind, "operation": job.served.name},
         )
         failure, body = _failure(job, stand_in, limits, outcome)
+    if job.large is not None:
+        job.large.drop_result()
     job.frame = frame(body)
     job.code = failure.code
     return failure
@@ -127,8 +150,28 @@ def _failure(job: Job, error: StorageError, limits: Limits, outcome: Outcome | N
     return _decode_failure(body), body
 
 
+def let_go(error: BaseException) -> None:
+    """Cut an error, and those behind it, off the frames that it came through.
+
+    A frame whose variable holds the error that it raised would keep itself alive, and with it the request's arguments
+    and result, until the garbage collector looks: a client that goes on failing would fill the memory.
+    """
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        each = left.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        each.__traceback__ = None
+        if each.__cause__ is each:
+            each.__cause__ = None
+        left += [each.__cause__, each.__context__]
+
+
 def as_typed(error: BaseException, name: str) -> StorageError:
-    """The typed error for whatever a handler raised."""
+    """The typed error for whatever a handler raised, which has been dealt with then."""
+    let_go(error)
     if isinstance(error, KeptFailure):
         return error.error
     if isinstance(error, StorageError):

@@ -14,7 +14,7 @@ from . import exits
 from .launch import Durability, startup_of
 from .ownership import Record, already_owned, is_owned, try_start_lock
 from .processes import started_of
-from .protocol.errors import AlreadyOwnedError, WorkerUnavailableError
+from .protocol.errors import WorkerUnavailableError
 from .protocol.limits import Limits
 from .spawn import Child, how_it_ended, last_words, module_path, spawn
 from .startup import Startup
@@ -60,10 +60,7 @@ class Foreground:
         real = startup.path
         lock = try_start_lock(real)
         if lock is None:
-            raise AlreadyOwnedError(
-                f"another process starts or supervises the worker of {real}; connect to it, or stop it",
-                details={"path": real},
-            )
+            raise already_owned(real)
         try:
             if is_owned(real):
                 raise already_owned(real)

@@ -1,20 +1,21 @@
 """Intake: what clients say becomes requests in lanes, and what executors finish becomes answers.
 
-Whoever serves the pipes holds their `role`; everything here is called with it held, except `hand_in`.
+Whoever serves the pipes holds their `role`; everything here is called with it held.
 """
 
-import threading
 import time
-from collections import deque
 from collections.abc import Iterable
 
 from .admission import NEVER_NS, Admission, Lane, expired
 from .execution import Served, fail
+from .finished import Finished
 from .gate import Gate
 from .peer import Job, Peer
 from .pipes import Pipes
 from .protocol.envelope import (
     Cancel,
+    Chunk,
+    Credit,
     FromClient,
     Goodbye,
     Hello,
@@ -27,7 +28,6 @@ from .protocol.envelope import (
 from .protocol.errors import (
     BusyError,
     InvalidRequestError,
-    NotPermittedError,
     Outcome,
     OverloadedError,
     ProtocolError,
@@ -36,30 +36,32 @@ from .protocol.errors import (
     WorkerUnavailableError,
 )
 from .protocol.framing import frame
-from .protocol.limits import KIB, Limits
+from .protocol.limits import Limits
 from .protocol.session import State, check_hello
-from .receipts import checked_key
+from .protocol.statements import OUTCOME
+from .spool import Large, Spools
+from .terms import bounds, checked_key, permitted
+from .transfers import Transfers
 from .watch import cancelled, deadline_exceeded
 
-LARGE_ANSWER_BYTES = 64 * KIB
 EXPIRE_LOOK_NS = 2_000_000
 """How often it is looked what has waited beyond its deadline while there is enough else to do."""
-
-SENT_SECONDS_MAX = 1.0
-"""How long a reader thread waits for its answer to be sent: for ever it would when the worker ends."""
 
 
 class Intake:
     """What is said on the pipes: hand-shakes, requests, cancels, and the answers."""
 
-    def __init__(self, pipes: Pipes, limits: Limits, gate: Gate) -> None:
+    def __init__(self, pipes: Pipes, spools: Spools, limits: Limits, gate: Gate) -> None:
         self.pipes = pipes
+        self.transfers = Transfers(pipes, spools, limits)
         self.admission = Admission(limits)
         self.writes = Lane()
         self.reads = Lane()
         self.held = Lane()
         """Reads that wait for writes which their clients sent before them."""
-        self.lanes: list[Lane] = [self.writes, self.reads, self.held]
+        self.awaiting = Lane()
+        """Questions for the outcome of what has no answer yet."""
+        self.lanes: list[Lane] = [self.writes, self.reads, self.held, self.awaiting, self.transfers.arriving]
         self.copies = Lane()
         """Copies that are being made: whoever takes one out answers it."""
         self.operations: dict[str, Served] = {}
@@ -69,8 +71,7 @@ class Intake:
         self._expire_look_ns = 0
         self._limits = limits
         self._gate = gate
-        self._finished: deque[Job] = deque()
-        self._sent = threading.Semaphore(0)
+        self.finished = Finished(pipes.wake)
         pipes.serve(self)
 
     def turn(self, until_ns: int) -> None:
@@ -80,44 +81,19 @@ class Intake:
             self._expire_look_ns = min(self._expire_look_ns, until_ns)
         self.pipes.turn(until_ns)
         now = time.monotonic_ns()
-        large = self._take_finished(now) if self._finished else 0
+        if self.finished:
+            self._answer_all(self.finished.take(), now)
         if now >= self._expire_look_ns:
             self._expire_look_ns = now + EXPIRE_LOOK_NS
             if now >= self._earliest_ns():
                 self._expire(now)
         self.pipes.look_at_time(now)
         self.pipes.flush()
-        if large:
-            self._sent.release(large)
+        self.finished.sent()
 
     def _earliest_ns(self) -> int:
         """The first deadline of what waits, or one before it."""
-        earliest = self.copies.earliest_ns
-        for lane in self.lanes:
-            earliest = min(earliest, lane.earliest_ns)
-        return earliest
-
-    def _take_finished(self, now_ns: int) -> int:
-        """Answer what the reader threads have handed in; how many of the answers are large."""
-        finished = large = 0
-        while self._finished:
-            job = self._finished.popleft()
-            large += len(job.frame) > LARGE_ANSWER_BYTES
-            self._answer(job, now_ns)
-            finished += 1
-        self.admission.served(finished, now_ns)
-        return large
-
-    def hand_in(self, job: Job) -> None:
-        """Take a request that a reader thread has finished; from any thread.
-
-        Returns once a large answer is on its way: before that nobody knows whether its client reads, and a
-        thread that went on would fill the memory with answers for one that does not.
-        """
-        self._finished.append(job)
-        self.pipes.wake()
-        if len(job.frame) > LARGE_ANSWER_BYTES:
-            self._sent.acquire(timeout=SENT_SECONDS_MAX)
+        return min(self.copies.earliest_ns, *[lane.earliest_ns for lane in self.lanes])
 
     def _expire(self, now_ns: int) -> None:
         """Answer what has waited beyond its deadline."""
@@ -161,6 +137,10 @@ class Intake:
         peer.session.from_client(envelope)
         if type(envelope) is Cancel:
             self._cancel(peer, envelope.id)
+        elif type(envelope) is Chunk:
+            self._take_chunk(peer, envelope)
+        elif type(envelope) is Credit:
+            self.transfers.take_credit(peer, envelope)
         elif type(envelope) is Hello:
             self._greet(peer, envelope)
         elif type(envelope) is Goodbye:
@@ -174,18 +154,35 @@ class Intake:
         assert self._gate.welcome is not None
         welcome = self._gate.welcome(peer)
         peer.session.from_worker(welcome)
-        del self.pipes.unfinished[peer]
+        del self.pipes.door.unfinished[peer]
         self.pipes.queue(peer, frame(encode(welcome)))
 
     def _cancel(self, peer: Peer, request_id: int) -> None:
         job = peer.jobs.get(request_id)
         if job is None:
-            return
-        if not self._take_out(job):
+            self.transfers.cancel(peer, request_id)
+        elif self._take_out(job):
+            fail(job, cancelled(), self._limits)
+            self._answer(job, time.monotonic_ns())
+        else:
             job.cancelled = True
+        self.transfers.no_more(peer, request_id)
+
+    def _take_chunk(self, peer: Peer, chunk: Chunk) -> None:
+        """A part of a request's arguments came; the request takes its turn once they are whole."""
+        job = self.transfers.take_chunk(peer, chunk)
+        if job is None:
             return
-        fail(job, cancelled(), self._limits)
-        self._answer(job, time.monotonic_ns())
+        lane = None
+        if not job.code:
+            try:
+                lane = self._gate.place_in_transaction(job)
+            except StorageError as error:
+                fail(job, error, self._limits)
+        if job.code:
+            self._answer(job, time.monotonic_ns())
+        else:
+            self._line_up(job, lane)
 
     # Requests
 
@@ -195,17 +192,16 @@ class Intake:
         peer.last_id = request.id
         try:
             job = self._admit(peer, request, size, time.monotonic_ns())
+            if job is not None:
+                self._place(job, request)
         except StorageError as error:
             self.refuse(peer, request.id, error)
-            return
-        if job is not None:
-            self._place(job)
 
     def _admit(self, peer: Peer, request: Request, size: int, now_ns: int) -> Job | None:
         """Check a request and give it its place; None where it is answered at once."""
-        served = self._permitted(peer, request)
+        served = permitted(self.operations, peer, request)
         kind = served.kind
-        deadline_ns, result_bytes = self._bounds(request, now_ns)
+        deadline_ns, result_bytes = bounds(request, now_ns, self._limits)
         job = Job(
             peer, request.id, served, request.arguments, size, deadline_ns, result_bytes, now_ns, served.solo
         )
@@ -217,56 +213,39 @@ class Intake:
             return None
         if self.draining:
             raise _leaving(self.draining)
-        self.admission.place(peer, size, self.writes.requests + self.reads.requests)
+        if request.flags or result_bytes > self._limits.result_bytes_max:
+            job.large = Large(self.transfers.spools)
+            job.alone = True
+        self.admission.place(peer, size, self.lanes)
         job.transaction = request.transaction
         if kind == "write":
             refusal = self._gate.refuse_writes(now_ns)
-            if refusal is not None:
-                raise refusal
             if request.key is not None:
-                if served.keyless:
-                    raise InvalidRequestError(
-                        f"{served.name} takes no request key: there is nothing to repeat of it"
-                    )
-                job.key = checked_key(request.key, self._limits.request_key_bytes_max)
+                job.key = checked_key(served, request.key, self._limits)
+            elif refusal is not None and served.adds:
+                # What has a key may be a repeat: its receipt is looked for first.
+                raise refusal
         return job
 
-    def _permitted(self, peer: Peer, request: Request) -> Served:
-        served = self.operations.get(request.operation)
-        if served is None:
-            raise InvalidRequestError(f"this worker has no operation {request.operation[:140]!r}")
-        if peer.role != "admin" and (served.admin or (peer.role == "read" and served.kind == "write")):
-            raise NotPermittedError(f"{served.name} is not for a connection of role {peer.role}")
-        if request.flags:
-            raise InvalidRequestError(f"this release knows no flags, and not {request.flags:#x}")
-        return served
+    def _place(self, job: Job, request: Request) -> None:
+        """Give a request its place, or raise why it has none."""
+        lane = self._gate.place_in_transaction(job)
+        if job.served.name == OUTCOME.name:
+            job.behind = self.admission.in_flight_with_key_of(job)
+            if job.behind:
+                self.admission.add(job)
+                self.awaiting.add(job)
+                return
+        if not request.flags:
+            self.admission.add(job)
+            self._line_up(job, lane)
+            return
+        self.transfers.expect(job, request)
+        self.admission.add(job)
 
-    def _bounds(self, request: Request, now_ns: int) -> tuple[int, int]:
-        """The request's deadline and the size of the result it allows."""
-        limits = self._limits
-        deadline_ns = request.deadline_ns or now_ns + limits.deadline_ms_default * 1_000_000
-        if deadline_ns <= now_ns:
-            raise deadline_exceeded("admission")
-        if deadline_ns > now_ns + limits.deadline_ms_max * 1_000_000:
-            raise InvalidRequestError(f"the deadline is more than {limits.deadline_ms_max} ms away")
-        result_bytes = request.result_bytes or limits.result_bytes_default
-        if not 0 < result_bytes <= limits.result_bytes_max:
-            raise InvalidRequestError(
-                f"results of {result_bytes} bytes; the limit is {limits.result_bytes_max}"
-            )
-        return deadline_ns, result_bytes
-
-    def _place(self, job: Job) -> None:
+    def _line_up(self, job: Job, lane: Lane | None) -> None:
         """Into the lane where its executor finds it."""
         peer = job.peer
-        try:
-            lane = self._gate.place_in_transaction(job)
-        except StorageError as error:
-            self.refuse(peer, job.id, error)
-            return
-        if job.served.name == "worker.outcome":
-            job.behind = self._in_flight_with(job)
-        self.admission.add(job)
         if lane is not None:
             lane.add(job)
         elif job.served.kind == "write":
@@ -281,13 +260,6 @@ class Intake:
         else:
             self.reads.add(job)
 
-    def _in_flight_with(self, job: Job) -> tuple[Job, ...]:
-        try:
-            key = job.served.operation.decode_arguments(job.raw, self._limits.nesting_depth_max).key
-        except InvalidRequestError:
-            return ()  # its executor says so
-        return tuple(self.admission.keyed.get(key, ()))
-
     def refuse(self, peer: Peer, request_id: int, error: StorageError) -> None:
         """Answer a request that got no place."""
         if isinstance(error, OverloadedError):
@@ -300,13 +272,15 @@ class Intake:
 
     def deliver(self, jobs: Iterable[Job]) -> None:
         """Send the answers of these requests."""
-        now = time.monotonic_ns()
+        self._answer_all(jobs, time.monotonic_ns())
+        self.pipes.flush()
+
+    def _answer_all(self, jobs: Iterable[Job], now_ns: int) -> None:
         count = 0
         for job in jobs:
-            self._answer(job, now)
+            self._answer(job, now_ns)
             count += 1
-        self.admission.served(count, now)
-        self.pipes.flush()
+        self.admission.served(count, now_ns)
 
     def _answer(self, job: Job, now_ns: int) -> None:
         if job.answered:
@@ -319,13 +293,21 @@ class Intake:
             del peer.open_writes[job.write_number]
             if self.held.requests:
                 self._release_reads(peer)
-        if not peer.closed:
+        if job.key is not None and self.awaiting.requests:
+            self._release_questions()
+        if job.large is not None:
+            self.transfers.answered(job)
+        elif not peer.closed:
             self.pipes.queue(peer, job.frame)
 
     def _release_reads(self, peer: Peer) -> None:
         oldest = next(iter(peer.open_writes), NEVER_NS)
         while (job := self.held.take_of(peer, oldest)) is not None:
             self.reads.add(job)
+
+    def _release_questions(self) -> None:
+        for job in self.awaiting.remove_where(lambda each: all(other.answered for other in each.behind)):
+            self._line_up(job, None)
 
     def _count(self, job: Job, now_ns: int) -> None:
         served = job.served
@@ -350,6 +332,7 @@ class Intake:
                 self._answer(job, now)
             else:
                 job.cancelled = True
+        self.transfers.forget(peer)
 
     def _take_out(self, job: Job) -> bool:
         """Take a request from wherever it waits; false where an executor has it."""
@@ -360,6 +343,10 @@ class Intake:
         peer.paused = True
         for lane in self.lanes:
             lane.pause(peer)
+
+    def send_next(self, peer: Peer) -> None:
+        """Go on with the downloads of a client that reads."""
+        self.transfers.send_next(peer)
 
     def resume(self, peer: Peer) -> None:
         """Run what waits of it, since it reads again."""

@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import sys
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -52,8 +51,7 @@ class StorageWorker:
     - `start_timeout`: seconds that the first start may take, by default that of the limits (10 s).
 
     Raises `DatabasePathError` where no worker can serve the path, `InvalidRequestError` for a store that
-    cannot be handed over, `ValueError` for limits that contradict each other, `NotImplementedError` on
-    Windows.
+    cannot be handed over, `ValueError` for limits that contradict each other.
     """
 
     def __init__(
@@ -241,7 +239,6 @@ def dialer_of(
     durability: Durability,
 ) -> AddressDialer | PathDialer:
     """How a worker is reached by its address, or by the path of its database; errors as of `connect`."""
-    check_platform()
     if role == "admin":
         raise NotPermittedError("by path or address a client gets `write` at the most; ask the worker's host")
     check_role(role, ("read", "write"))
@@ -263,7 +260,6 @@ def find(
     Starts nothing. `timeout` is in seconds. Raises `WorkerUnavailableError` where no worker runs or answers
     in time, `DatabasePathError` where none can serve the path.
     """
-    check_platform()
     check_role(role, get_args(Role))
     dialer = RecordDialer(check_path(path), role, name, with_grant=True)
     return Client(dialer, dialer.dial(deadline_after(timeout, DEFAULT_LIMITS)))
@@ -278,7 +274,6 @@ def startup_of(
     sql: bool,
 ) -> Startup:
     """What a worker is told, but for its owner; checked as `StorageWorker` says."""
-    check_platform()
     limits.check()
     if durability not in get_args(Durability):
         raise InvalidRequestError(f"the durability is 'full' or 'normal', not {durability!r}")
@@ -305,9 +300,3 @@ def check_role(role: str, allowed: Sequence[str]) -> None:
     """Raise `InvalidRequestError` where a role is none of those allowed."""
     if role not in allowed:
         raise InvalidRequestError(f"the role is one of {', '.join(allowed)}, not {role!r}")
-
-
-def check_platform() -> None:
-    """Raise `NotImplementedError` on Windows."""
-    if sys.platform == "win32":
-        raise NotImplementedError("storage-worker runs on Linux and macOS; Windows is not supported yet")

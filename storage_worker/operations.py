@@ -15,6 +15,7 @@ from .transaction import Transaction
 from .writer import Writer
 
 CONTROL = (own.STATUS, own.HEALTH, own.HEARTBEAT, own.STOP)
+SNAPSHOTS = (own.SNAPSHOT, own.SNAPSHOT_END)
 TRANSACTION_STEPS = (own.COMMIT, own.ROLLBACK, own.SAVEPOINT)
 
 
@@ -23,9 +24,9 @@ def served_operations(
 ) -> dict[str, Served]:
     """The worker's own operations, those of SQL where it is served, and those of the stores."""
     found = [
-        Served(own.OUTCOME, _outcome(writer)),
+        Served(own.OUTCOME, _outcome(writer), adds=False),
         Served(own.CHECK, _check),
-        Served(own.BACKUP, _never, keyless=True),
+        Served(own.BACKUP, _never, keyless=True, adds=False),
         *(Served(operation, _never) for operation in CONTROL),
     ]
     if sql:
@@ -37,7 +38,8 @@ def served_operations(
             Served(own.BATCH, handlers[own.BATCH.name]),
             Served(own.SCRIPT, _script(writer)),
             Served(own.BEGIN, _never, keyless=True),
-            *(Served(operation, _outside) for operation in TRANSACTION_STEPS),
+            *(Served(operation, _never) for operation in SNAPSHOTS),
+            *(Served(operation, _outside, adds=False) for operation in TRANSACTION_STEPS),
         ]
     found += [Served(operation, operation.run) for operation in Stores(stores).operations.values()]
     by_name = {served.name: served for served in found}

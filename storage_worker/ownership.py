@@ -149,7 +149,12 @@ def is_owned(real: str) -> bool:
 
 
 def already_owned(real: str) -> AlreadyOwnedError:
-    """The error that names the worker that holds the lock."""
+    """The error that names the worker that holds the lock, or says what keeps others from starting one."""
+    if not is_owned(real):
+        return AlreadyOwnedError(
+            f"another process starts or supervises the worker of {real}; connect to it, or stop it",
+            details={"path": real},
+        )
     record = read_record(real)
     if record is None:
         return AlreadyOwnedError(

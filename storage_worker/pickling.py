@@ -81,7 +81,9 @@ class _Pickler(dill.Pickler):  # type: ignore[misc]
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Store):
             return _reduced(
-                obj, ("name", "version", "__module__", "_operations"), _migrations=obj.migrations()
+                obj,
+                ("name", "version", "__module__", "_operations", "_background"),
+                _migrations=obj.migrations(),
             )
         if isinstance(obj, StoreOperation):
             _check_wire_types(obj)

@@ -7,14 +7,13 @@ import logging
 import os
 import selectors
 import socket
-import struct
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from .admission import NEVER_NS
+from .door import Door
 from .peer import Peer
 from .protocol.envelope import CONNECTION_ID, encode, failure_of
 from .protocol.errors import OverloadedError, ProtocolError, StorageError
@@ -24,8 +23,6 @@ from .protocol.limits import KIB, READ_BYTES, Limits
 log = logging.getLogger(__name__)
 
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-ACCEPTS_MAX = 64
-"""Connections accepted in one turn."""
 
 VISIT_FRAMES = 8
 """Frames of one client that are served before the next client's, where more of them came at once."""
@@ -38,8 +35,6 @@ WRITE_BYTES_MAX = 256 * KIB
 
 WAIT_NS_MAX = 3600 * 10**9
 """The longest wait; the system's own bound is a few weeks."""
-ACCEPT_PAUSE_NS = 1_000_000_000
-"""How long nobody is accepted for want of a descriptor, unless a connection ends before."""
 
 
 class Conversation(Protocol):
@@ -69,6 +64,10 @@ class Conversation(Protocol):
         """It reads again."""
         ...
 
+    def send_next(self, peer: Peer) -> None:
+        """A client that has downloads has read all before their next part: queue that, where it may go."""
+        ...
+
 
 class Pipes:
     """All connections of a worker, as bytes."""
@@ -76,8 +75,6 @@ class Pipes:
     def __init__(self, limits: Limits) -> None:
         self.role = threading.Lock()
         self.peers: dict[int, Peer] = {}
-        self.unfinished: dict[Peer, None] = {}
-        """Connections whose hand-shake has not ended, oldest first."""
         self.signals: list[int] = []
         self.emptied_ns = time.monotonic_ns()
         self._limits = limits
@@ -86,11 +83,13 @@ class Pipes:
         self._pending: dict[Peer, None] = {}
         """Clients of whose frames some still wait to be served, in the order of their turns."""
         self._selector = selectors.DefaultSelector()
+        self.door = Door(self._selector, limits)
+        self._partial: dict[Peer, None] = {}
+        """Clients of whose last frame only a part has come; who made progress last is the last one."""
+        self._partial_bytes = self._unread_bytes = 0
         self._wake_in, self._wake_out = os.pipe()
         for fd in (self._wake_in, self._wake_out):
             os.set_blocking(fd, False)
-        self._listener: socket.socket | None = None
-        self._accept_again_ns = 0
         self._watched: dict[int, Callable[[], None]] = {}
         self._selector.register(self._wake_in, _READ)
 
@@ -100,14 +99,13 @@ class Pipes:
 
     def listen_on(self, listener: socket.socket) -> None:
         """Accept connections from a listening socket."""
-        listener.setblocking(False)
-        self._listener = listener
-        self._selector.register(listener, _READ)
+        self.door.listen_on(listener)
         self.emptied_ns = time.monotonic_ns()
 
     def turn(self, until_ns: int) -> None:
         """Wait for the pipes until then, at the most, and read or write what is ready."""
         wait = 0 if self._pending else min(until_ns, self.due_ns()) - time.monotonic_ns()
+        knocks = False
         for key, events in self._selector.select(min(wait, WAIT_NS_MAX) / 1e9 if wait > 0 else 0):
             peer = key.data
             if peer is not None:
@@ -121,7 +119,10 @@ class Pipes:
             elif key.fd in self._watched:
                 self._watched[key.fd]()
             else:
-                self._accept()
+                knocks = True
+        if knocks:
+            # After the others: what they said may end their hand-shakes, and make room.
+            self._accept()
         if self._pending:
             self._serve_pending()
 
@@ -133,7 +134,7 @@ class Pipes:
             del self._pending[peer]
             bodies = peer.bodies
             self._take(peer, [bodies.popleft() for _ in range(min(len(bodies), VISIT_FRAMES))])
-            if bodies and not peer.paused:
+            if bodies and peer.unread_bytes <= self._limits.unread_bytes_max:
                 self._pending[peer] = None
 
     def wake(self) -> None:
@@ -162,14 +163,9 @@ class Pipes:
     def _woken(self) -> None:
         self.signals += [number for number in os.read(self._wake_in, READ_BYTES) if number]
 
-    # Time
-
     def due_ns(self) -> int:
         """When the next connection is over its time."""
-        earliest = self._accept_again_ns or NEVER_NS
-        if self.unfinished:
-            first = next(iter(self.unfinished))
-            earliest = first.connected_ns + self._limits.handshake_ms_max * 1_000_000
+        earliest = self.door.due_ns()
         if self._stuck:
             since = min(peer.unread_since_ns for peer in self._stuck)
             earliest = min(earliest, since + self._limits.unread_ms_max * 1_000_000)
@@ -181,17 +177,15 @@ class Pipes:
         return bool(self._stuck)
 
     def look_at_time(self, now_ns: int) -> None:
-        """Drop connections that are over their time; accept again after a pause."""
+        """Drop connections that are over their time; accept again after a pause, or where there is room again."""
+        self.door.look(now_ns)
         if now_ns < self.due_ns():
             return
-        if self._accept_again_ns and now_ns >= self._accept_again_ns:
-            assert self._listener is not None
-            self._accept_again_ns = 0
-            self._selector.register(self._listener, _READ)
         limits = self._limits
-        for peer in list(self.unfinished):
-            if now_ns >= peer.connected_ns + limits.handshake_ms_max * 1_000_000:
-                self.refuse_connection(peer, ProtocolError("the hand-shake did not end in time"))
+        for peer in self.door.expired(now_ns):
+            error = ProtocolError(f"the hand-shake did not end within {limits.handshake_ms_max} ms")
+            self.refuse_connection(peer, error)
+        self.door.look(now_ns)
         for peer in list(self._stuck):
             if now_ns >= peer.unread_since_ns + limits.unread_ms_max * 1_000_000:
                 log.warning("client %r (pid %d) does not read its replies: dropped", peer.name, peer.pid)
@@ -200,43 +194,25 @@ class Pipes:
     # Connections
 
     def _accept(self) -> None:
-        assert self._listener is not None
-        for _ in range(ACCEPTS_MAX):
-            try:
-                sock, _ = self._listener.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                # No descriptor is left. The backlog keeps them; a listener that stays readable would keep us busy.
-                log.warning("cannot accept a connection: %s", error)
-                self._selector.unregister(self._listener)
-                self._accept_again_ns = time.monotonic_ns() + ACCEPT_PAUSE_NS
-                return
-            if not _same_user(sock):
-                sock.close()
-                continue
+        for sock in self.door.accept():
             sock.setblocking(False)
             peer = Peer(sock, self._limits.request_bytes_max, time.monotonic_ns())
             self.peers[peer.fd] = peer
-            self.unfinished[peer] = None
+            self.door.unfinished[peer] = None
             self._want(peer, _READ)
-            full = self._too_many()
-            if full is not None:
-                self.refuse_connection(peer, full)
+            refusal = self._too_many() or self._conversation.refusal()
+            if refusal is not None:
+                self.refuse_connection(peer, refusal)
 
     def _too_many(self) -> StorageError | None:
-        limits = self._limits
-        for name, most, found in (
-            ("connections", limits.connections_max, len(self.peers)),
-            ("handshakes_unfinished", limits.handshakes_unfinished_max, len(self.unfinished)),
-        ):
-            if found > most:
-                return OverloadedError(
-                    f"the worker has {most} {name.replace('_', ' ')}, which is the limit",
-                    retry_after=limits.retry_after_ms_max / 1000,
-                    details={"bound": name},
-                )
-        return self._conversation.refusal()
+        most = self._limits.connections_max
+        if len(self.peers) <= most:
+            return None
+        return OverloadedError(
+            f"the worker has {most} connections, which is the limit",
+            retry_after=self._limits.retry_after_ms_max / 1000,
+            details={"bound": "connections"},
+        )
 
     def refuse_connection(self, peer: Peer, error: StorageError) -> None:
         """Say why, and close."""
@@ -254,17 +230,19 @@ class Pipes:
         peer.closed = True
         self._want(peer, 0)
         del self.peers[peer.fd]
-        self.unfinished.pop(peer, None)
+        self.door.unfinished.pop(peer, None)
         self._stuck.pop(peer, None)
         self._touched.pop(peer, None)
         self._pending.pop(peer, None)
         peer.bodies.clear()
         peer.unread.clear()
+        self._unread_bytes -= peer.unread_bytes
         peer.unread_bytes = 0
+        self._note_partial(peer, 0)
         # A plain close: what was written before it still arrives.
         peer.socket.close()
         self.emptied_ns = time.monotonic_ns()
-        self._accept_again_ns = min(self._accept_again_ns, self.emptied_ns)
+        self.door.end_pause()
         self._conversation.forget(peer)
 
     def _read(self, peer: Peer) -> None:
@@ -282,11 +260,26 @@ class Pipes:
         except ProtocolError as error:
             self.refuse_connection(peer, error)
             return
+        kept = peer.frames.bytes_kept
+        if kept or peer.partial_bytes:
+            self._note_partial(peer, kept)
         if len(bodies) <= VISIT_FRAMES:
             self._take(peer, bodies)
         else:
             peer.bodies.extend(bodies)
             self._pending[peer] = None
+
+    def _note_partial(self, peer: Peer, kept: int) -> None:
+        """Note how much of an unfinished frame is kept; where it is too much in all, let the slowest client go."""
+        self._partial.pop(peer, None)
+        self._partial_bytes += kept - peer.partial_bytes
+        peer.partial_bytes = kept
+        if kept:
+            self._partial[peer] = None
+        while self._partial_bytes > self._limits.partial_bytes_max and len(self._partial) > 1:
+            slowest = next(iter(self._partial))
+            log.warning("client %r (pid %d) keeps a frame unfinished: dropped", slowest.name, slowest.pid)
+            self.drop(slowest)
 
     def _take(self, peer: Peer, bodies: list[bytes]) -> None:
         try:
@@ -301,10 +294,28 @@ class Pipes:
 
     def queue(self, peer: Peer, data: bytes) -> None:
         """Have frames written to a client with the next `flush`."""
+        size = len(data)
         peer.unread.append(data)
-        peer.unread_bytes += len(data)
+        peer.unread_bytes += size
+        self._unread_bytes += size
         self._touched[peer] = None
+        if self._unread_bytes > self._limits.unread_total_bytes_max:
+            self._drop_slowest()
         if peer.unread_bytes > self._limits.unread_bytes_max and not peer.paused:
+            self._conversation.pause(peer)
+
+    def _drop_slowest(self) -> None:
+        """Let the client go that leaves most unread of those that do not read: the memory is all clients'."""
+        peer = max(self._stuck, key=lambda each: each.unread_bytes, default=None)
+        if peer is not None:
+            log.warning("client %r (pid %d) leaves too much unread: dropped", peer.name, peer.pid)
+            self.drop(peer)
+
+    def go_on(self, peer: Peer) -> None:
+        """Have the downloads of a client go on with the next `flush`; it has made progress by now."""
+        peer.unread_since_ns = time.monotonic_ns()
+        self._touched[peer] = None
+        if peer.spooled_bytes > self._limits.unread_bytes_max and not peer.paused:
             self._conversation.pause(peer)
 
     def flush(self) -> None:
@@ -331,6 +342,7 @@ class Pipes:
                 return
             if sent:
                 peer.unread_bytes -= sent
+                self._unread_bytes -= sent
                 peer.unread_since_ns = 0
             if sent < len(data):
                 unread.appendleft(memoryview(data)[sent:])
@@ -338,19 +350,24 @@ class Pipes:
         self._after_flush(peer)
 
     def _after_flush(self, peer: Peer) -> None:
-        """Stop reading from a client that leaves too much unread."""
-        too_much = peer.unread_bytes > self._limits.unread_bytes_max
-        if peer.unread:
+        """Stop reading from a client that leaves too much unread; give one that reads its next part."""
+        if peer.downloads and not peer.unread:
+            self._conversation.send_next(peer)
+        most = self._limits.unread_bytes_max
+        too_much = peer.unread_bytes > most
+        if peer.unread or peer.downloads:
             peer.unread_since_ns = peer.unread_since_ns or time.monotonic_ns()
             self._stuck[peer] = None
-            self._want(peer, _WRITE if too_much else _READ | _WRITE)
+            # Where nothing is unread its credit is waited for.
+            self._want(peer, _WRITE if too_much else _READ | _WRITE if peer.unread else _READ)
         elif peer.events != _READ:
             self._stuck.pop(peer, None)
             self._want(peer, _READ)
         if peer.paused and not too_much:
-            self._conversation.resume(peer)
             if peer.bodies:
                 self._pending[peer] = None
+            if peer.spooled_bytes <= most:
+                self._conversation.resume(peer)
 
     def _want(self, peer: Peer, events: int) -> None:
         if events == peer.events:
@@ -368,8 +385,7 @@ class Pipes:
         for peer in list(self.peers.values()):
             self.drop(peer)
         self._selector.close()
-        if self._listener is not None:
-            self._listener.close()
+        self.door.close()
         os.close(self._wake_in)
         os.close(self._wake_out)
 
@@ -382,14 +398,3 @@ def _first_of(unread: deque[bytes | memoryview]) -> bytes | memoryview:
         size += len(unread[0])
         parts.append(unread.popleft())
     return b"".join(parts) if len(parts) > 1 else parts[0]
-
-
-def _same_user(sock: socket.socket) -> bool:
-    """Whether the process at the other end is this user's, asked of the kernel before a byte is read."""
-    if hasattr(socket, "SO_PEERCRED"):
-        size = struct.calcsize("3i")
-        _, uid, _ = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-    else:
-        # getpeereid: LOCAL_PEERCRED on SOL_LOCAL (0) gives a struct xucred, whose second field is the uid.
-        _, uid = struct.unpack("II", sock.getsockopt(0, 1, struct.calcsize("II")))
-    return bool(uid == os.geteuid())

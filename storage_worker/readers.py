@@ -142,6 +142,8 @@ class Readers:
                 done.append(job)
                 size += len(job.frame)
             else:
+                # Its handler may have changed them.
+                job.arguments = None
                 self.pooled.put_back([job])
                 self._wanted.set()
             now = time.monotonic_ns()
@@ -224,7 +226,7 @@ class Readers:
 
     def _key(self, job: Job) -> int | None:
         """What a read is remembered by; None for one that is never quick."""
-        if job.served.operation.pooled:
+        if job.served.operation.pooled or job.large is not None:
             return None
         if job.served.plain is None:
             return hash(job.served.name)

@@ -1,6 +1,7 @@
 """One request inside the open transaction: in a savepoint of its own, or without where that is safe."""
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import msgspec
@@ -8,6 +9,7 @@ import msgspec
 from .database.connection import Database
 from .database.faults import Aborted, is_disk_fault
 from .execution import Check, as_typed, decode, fail, succeed
+from .growth import Growth
 from .peer import Job
 from .protocol.envelope import Failure, encode
 from .protocol.errors import OperationFailedError, ResultNotKeptError, ResultTooLargeError, StorageError
@@ -35,6 +37,10 @@ class Runner:
 
     def __init__(self, database: Database, receipts: Receipts, limits: Limits) -> None:
         self.watch = Watch()
+        self.refusal: Callable[[], StorageError | None] = lambda: None
+        """Why nothing new is written now, if that is so; asked of what has a key and was not written before."""
+        self._growth = Growth(database.path, limits)
+        self.watch.look = self._growth.refusal
         self._limits = limits
         self._receipts = receipts
         self.use(database)
@@ -53,6 +59,7 @@ class Runner:
         limits = self._limits
         hostage_ns = now_ns + limits.group_work_ms_max * 1_000_000 if mates else 0
         plain = job.served.plain
+        self._growth.begin()
         try:
             arguments = decode(job, limits)
             if (
@@ -112,9 +119,7 @@ class Runner:
     def _run_in_savepoint(self, job: Job, calls_max: int) -> None:
         """Run any request; it leaves nothing behind where it fails."""
         database = self._database
-        tx = Transaction(
-            database, job.result_bytes_max, reads=job.served.kind == "read", calls_max=calls_max
-        )
+        tx = Transaction(database, job.result_bytes_max, reads=job.served.kind == "read", calls_max=calls_max)
         try:
             receipt = self._run_keyed(job, tx)
             # What follows is the worker's own and must not be ended half-way.
@@ -165,6 +170,9 @@ class Runner:
             if found is not None:
                 self._answer_again(job, *found)
                 return None
+            refusal = self.refusal()
+            if refusal is not None and job.served.adds:
+                raise refusal
         except (ResultNotKeptError, ResultTooLargeError) as error:
             fail(job, error, self._limits, "committed")
             return None

@@ -271,6 +271,9 @@ class Serving:
         overrun_ns = self._limits.handler_overrun_ms_max * NS
         for watch in (self.writer.watch, *self.readers.watches):
             job = watch.job
+            if watch.own_end_ns and now_ns > watch.own_end_ns + overrun_ns:
+                log.critical("background work did not return: the worker ends")
+                os._exit(exits.HUNG)
             if job is not None and now_ns > job.deadline_ns + overrun_ns:
                 log.critical(
                     "%s of client %r (pid %d) did not return %d ms after its deadline: the worker ends",

@@ -115,6 +115,7 @@ def _parts(store: Store) -> list[tuple[str, object]]:
     parts: list[tuple[str, object]] = [
         (name, (operation.handler, operation.signature)) for name, operation in store.operations.items()
     ]
+    parts += list(store.background_work.items())
     parts += [(f"{store.name}: migration {each.number}", each) for each in store.migrations()]
     return parts
 

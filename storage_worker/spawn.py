@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+from .client.daemon_threads import start_daemon
 from .filesystem import FILE_MODE, failure_of_file, private_directory
 from .ownership import Record, SidePaths
 from .processes import pidfd_of
@@ -59,8 +60,7 @@ class Child:
             return None
         with self._reaping:
             status = self._process.wait()
-            os.close(self._descriptor)
-            self._descriptor = None
+            self._let_go()
         return status
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -79,7 +79,11 @@ class Child:
 
     def leave(self) -> None:
         """Let it run on by itself; once it ends it is waited for, so that it leaves no zombie."""
-        threading.Thread(target=self.wait, name=f"reaper of worker {self.pid}", daemon=True).start()
+        try:
+            start_daemon(f"reaper of worker {self.pid}", self.wait)
+        except WorkerUnavailableError:
+            # Without a thread it is reaped when this process ends or starts another one.
+            self._let_go()
 
     def answer(self, deadline_ns: int) -> Record:
         """Tell it how to start and hear its record; `deadline_ns` is on the monotonic clock.
@@ -105,6 +109,11 @@ class Child:
             outcome="not_committed",
             details={"path": self._path, "pid": self.pid, "exit_status": status},
         )
+
+    def _let_go(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def _exchange(self, deadline_ns: int) -> bytes | None:
         """Write the start message and read one frame; None where the pipe ended before."""

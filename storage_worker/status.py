@@ -23,6 +23,7 @@ from .protocol.status import (
 )
 from .protocol.status import Lane as LaneStatus
 from .serving import Serving
+from .snapshots import Snapshots
 from .startup import Startup
 from .version import VERSION
 
@@ -32,10 +33,13 @@ MS = 1_000_000
 class Reporter:
     """Collects the figures of a worker's parts. Called by whoever serves the pipes."""
 
-    def __init__(self, startup: Startup, worker: str, serving: Serving, limits: Limits) -> None:
+    def __init__(
+        self, startup: Startup, worker: str, serving: Serving, snapshots: Snapshots, limits: Limits
+    ) -> None:
         self._startup = startup
         self._worker = worker
         self._serving = serving
+        self._snapshots = snapshots
         self._limits = limits
         self._started_ns = time.monotonic_ns()
         self._started_ms = time.time_ns() // MS
@@ -98,9 +102,11 @@ class Reporter:
             clients=[
                 _client(peer, now)
                 for peer in serving.intake.pipes.peers.values()
-                if peer not in serving.intake.pipes.unfinished
+                if peer not in serving.intake.pipes.door.unfinished
             ],
+            snapshots=self._snapshots.statuses(now),
             limits=self._limits,
+            spool=serving.intake.transfers.spools.status,
         )
 
     def _stores(self) -> list[str]:

@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from types import FrameType, MappingProxyType
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast, overload
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar, cast, overload
 
 import msgspec
 
@@ -22,6 +22,11 @@ R = TypeVar("R")
 
 Handler = Callable[Concatenate[Transaction, P], R]
 """A function of the transaction and its arguments, without effects outside: it may run more than once."""
+
+T = TypeVar("T")
+
+Slice = Callable[[Transaction, T | None], T | None]
+"""One slice of background work: takes where to go on, None at the beginning, and returns it, None at the end."""
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -73,7 +78,7 @@ class StoreOperation(Operation[P, R]):
         Raises `OperationFailedError` where a write returns what is not its declared result, since a client
         could not decode the answer to what was committed by then.
         """
-        handler = cast(Callable[..., R], self.handler)
+        handler: Callable[..., R] = self.handler  # its arguments are the struct's fields, in order
         values = msgspec.structs.astuple(arguments)
         if self._named:
             count = self._count
@@ -96,6 +101,14 @@ class StoreOperation(Operation[P, R]):
     def __reduce__(self) -> str:
         # The function below the decorator is not found under its name; the operation is.
         return self.__qualname__
+
+
+class BackgroundWork(NamedTuple):
+    """Work that a store has the worker do by itself, from time to time and in slices."""
+
+    name: str
+    every_s: float
+    handler: Callable[[Transaction, Any], Any]
 
 
 class Store:
@@ -128,6 +141,7 @@ class Store:
         self.__module__ = str(module.get("__name__", "__main__"))
         self._migrations: Origin | tuple[Migration, ...] = origin
         self._operations: dict[str, StoreOperation[Any, Any]] = {}
+        self._background: dict[str, BackgroundWork] = {}
 
     def __repr__(self) -> str:
         return f"<store {self.name}, version {self.version}>"
@@ -136,6 +150,11 @@ class Store:
     def operations(self) -> Mapping[str, StoreOperation[Any, Any]]:
         """The operations by their full names, as in `notes.add`."""
         return MappingProxyType(self._operations)
+
+    @property
+    def background_work(self) -> Mapping[str, BackgroundWork]:
+        """What the worker does for the store by itself, by its full names, as in `notes.tidy`."""
+        return MappingProxyType(self._background)
 
     @property
     def import_string(self) -> str | None:
@@ -194,6 +213,32 @@ class Store:
             return self._declare("read", handler, scope, solo=False, admin=admin, pooled=pooled)
         return lambda given: self._declare("read", given, scope, solo=False, admin=admin, pooled=pooled)
 
+    def background(self, *, every: float) -> Callable[[Slice[T]], Slice[T]]:
+        """Declare work that the worker does by itself, in slices: `@store.background(every=60.0)`.
+
+        The handler takes the `Transaction` and where to go on, None at the beginning. It does a part that takes
+        a few milliseconds, since nothing ends it and all writes wait for it, and returns where the next slice
+        goes on, or None when all is done. Then, or after an error, it begins anew `every` seconds later (and at
+        most 60 s after the start of a worker). Each slice is a transaction of its own and runs while no request
+        waits, or after 250 ms all the same. Where it stands is not kept across workers. Status shows it among
+        the background tasks.
+
+        Raises `TypeError` where the name is taken or `every` is no number of seconds above 0.
+        """
+        if type(every) not in (int, float) or not 0 < every < float("inf"):
+            raise TypeError(f"store {self.name}: every={every!r} is no number of seconds above 0")
+
+        def declare(handler: Slice[T]) -> Slice[T]:
+            name = str(getattr(handler, "__name__", type(handler).__name__))
+            label = f"{self.name}.{name}"
+            _check_name(name, f"store {self.name}: the name of its background work")
+            if label in self._operations or label in self._background:
+                raise TypeError(f"{label} is declared twice")
+            self._background[label] = BackgroundWork(label, float(every), handler)
+            return handler
+
+        return declare
+
     def _declare(
         self,
         kind: Literal["read", "write"],
@@ -207,7 +252,7 @@ class Store:
         name = str(getattr(handler, "__name__", type(handler).__name__))
         label = f"{self.name}.{name}"
         _check_name(name, f"store {self.name}: the operation's name")
-        if label in self._operations:
+        if label in self._operations or label in self._background:
             raise TypeError(f"{label} is declared twice")
         signature = read_signature(handler, label, scope)
         operation = StoreOperation[Any, Any](

@@ -11,11 +11,11 @@ from collections import deque
 import msgspec
 
 from . import exits
+from .client.daemon_threads import start_daemon
 from .lockfile import LockFile
-from .ownership import Record, already_owned, is_owned, try_start_lock
+from .ownership import Record, already_owned, is_owned, read_record, try_start_lock
 from .processes import started_of
 from .protocol.errors import (
-    AlreadyOwnedError,
     CrashLoopError,
     DeadlineExceededError,
     StorageError,
@@ -92,7 +92,7 @@ class Supervisor:
             if self._state is State.NEW:
                 self._pid = os.getpid()
                 name = f"supervisor of {self._startup.path}"
-                threading.Thread(target=self._run, args=(deadline_ns,), name=name, daemon=True).start()
+                start_daemon(name, self._run, deadline_ns)
                 self._state = State.STARTING
             try:
                 # The thread keeps to the deadline, and then sees to it that the process ends.
@@ -227,17 +227,14 @@ class Supervisor:
         path = self._startup.path
         while True:
             lock = try_start_lock(path)
-            if is_owned(path):
-                if lock is not None:
-                    lock.release()
-                raise already_owned(path)
-            if lock is not None:
+            owned, late = is_owned(path), time.monotonic_ns() >= deadline_ns
+            if lock is not None and not owned:
                 return lock
-            if time.monotonic_ns() >= deadline_ns:
-                raise AlreadyOwnedError(
-                    f"another process starts or supervises the worker of {path}; connect to it, or stop it",
-                    details={"path": path},
-                )
+            if lock is not None:
+                lock.release()
+            # An owner that has just started is named once it has said who it is.
+            if late or (owned and read_record(path) is not None):
+                raise already_owned(path)
             # flock waits without a bound or not at all.
             if self._wait_stopping(START_LOCK_PAUSE_SECONDS):
                 raise WorkerUnavailableError(f"the start of the worker of {path} was called off")

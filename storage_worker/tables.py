@@ -2,7 +2,6 @@
 
 import base64
 import math
-from collections.abc import Iterator
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -32,6 +31,8 @@ def status_view(status: WorkerStatus) -> RenderableType:
     if status.background:
         parts.append(_background(status))
     parts.append(_clients(status))
+    if status.snapshots:
+        parts.append(_snapshots(status))
     return Group(*parts)
 
 
@@ -87,6 +88,12 @@ def _figures(status: WorkerStatus) -> Table:
         "process",
         f"{size(process.resident_bytes)} resident, CPU {process.user_cpu_seconds + process.system_cpu_seconds:.1f} s,"
         f" {process.threads} threads, {process.descriptors:,} of {process.descriptors_max:,} descriptors",
+    )
+    spool = status.spool
+    table.add_row(
+        "large values",
+        f"{spool.uploads:,} coming, {spool.downloads:,} going; {size(spool.spooled_bytes)} spooled in {spool.spools:,}"
+        f" files, at most {size(spool.largest_bytes)}",
     )
     table.add_row("disk", f"{size(process.disk_free_bytes)} free, reserve {size(process.disk_reserve_bytes)}")
     return table
@@ -188,6 +195,20 @@ def _clients(status: WorkerStatus) -> Table:
     return table
 
 
+def _snapshots(status: WorkerStatus) -> Table:
+    table = _table("Snapshots", "client", "pid", "age", "left")
+    for found in status.snapshots:
+        overdue = found.overdue_ms
+        table.add_row(
+            escape(found.name),
+            str(found.pid),
+            duration(found.age_ms),
+            f"overdue by {duration(overdue)}" if overdue else duration(found.left_ms),
+            style="yellow" if overdue else "",
+        )
+    return table
+
+
 def _table(title: str, first: str, *numbers: str) -> Table:
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column(first)
@@ -221,14 +242,16 @@ def _cell(value: Any) -> Text:
         more = "…" if len(value) > BLOB_BYTES_SHOWN_MAX else ""
         return Text(f"x'{value[:BLOB_BYTES_SHOWN_MAX].hex()}'{more} ({len(value):,} bytes)", style="cyan")
     if isinstance(value, str):
-        # Control characters in data must not steer the terminal.
-        return Text("".join(_printable(value)))
+        return Text(printable(value))
     return Text(str(value), justify="right")
 
 
-def _printable(text: str) -> Iterator[str]:
-    for char in text:
-        yield char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
+def printable(text: str) -> str:
+    """A text from data as it can be shown: control characters, which could steer the terminal, are written out."""
+    return "".join(
+        char if char.isprintable() or char == "\n" else char.encode("unicode_escape").decode()
+        for char in text
+    )
 
 
 def rows_plain(rows: Rows) -> dict[str, Any]:
@@ -258,7 +281,12 @@ def error_view(error: StorageError) -> Text:
     facts: list[tuple[str, Detail]] = [("outcome", error.outcome.replace("_", " "))]
     if error.retry_after is not None:
         facts.append(("retry after", f"{error.retry_after:g} s"))
-    facts.extend(error.details.items())
+    # What the message says already is not said twice.
+    facts.extend(
+        (name, value)
+        for name, value in error.details.items()
+        if not (isinstance(value, str) and value in error.message)
+    )
     for name, value in facts:
         text.append(f"\n  {name}: {value}", style="dim")
     return text

@@ -1,6 +1,7 @@
 """How a request or its transaction ends early: the watch on what runs, and what the writer raises for it."""
 
 import time
+from collections.abc import Callable
 
 from . import exits
 from .peer import Job
@@ -11,6 +12,9 @@ from .protocol.errors import (
     TransactionExpiredError,
     WorkerUnavailableError,
 )
+
+LOOK_NS = 5_000_000
+"""How often `Watch.look` is asked."""
 
 
 class TransactionGoneError(Exception):
@@ -37,17 +41,22 @@ class FatalError(Exception):
 class Watch:
     """What the progress handler asks: whether the running request must end, and why.
 
-    `until_ns` is the worker's own end, 0 while none is in sight.
+    `until_ns` is the worker's own end, 0 while none is in sight; `own_end_ns` that of work of its own, 0 while there
+    is none.
     """
 
     def __init__(self) -> None:
         self.job: Job | None = None
         self.until_ns = 0
+        self.own_end_ns = 0
         self.hostage_ns = 0
         self.started_ns = 0
         self.lease_ns = 0
         self.reason: StorageError | None = None
         self.hostage = False
+        self.look: Callable[[], StorageError | None] = lambda: None
+        """Asked from time to time what else ends a request that runs for long."""
+        self._look_ns = 0
 
     def start(self, job: Job, now_ns: int, hostage_ns: int) -> None:
         """Watch a request that may run until its deadline, or until `hostage_ns` where that is not 0."""
@@ -55,13 +64,14 @@ class Watch:
         self.hostage = False
         self.hostage_ns = hostage_ns
         self.started_ns = now_ns
+        self._look_ns = now_ns + LOOK_NS
         self.job = job
 
     def stop(self) -> bool:
         """SQLite's progress callback: true ends the running statement."""
         job = self.job
         if job is None:
-            return False
+            return 0 < self.own_end_ns <= time.monotonic_ns()
         now = time.monotonic_ns()
         if job.cancelled:
             self.reason = cancelled()
@@ -73,6 +83,10 @@ class Watch:
             self.reason = TransactionExpiredError("the lease of the interactive transaction ran out")
         elif self.hostage_ns and now >= self.hostage_ns:
             self.hostage = True
+        elif now >= self._look_ns:
+            self._look_ns = now + LOOK_NS
+            self.reason = self.look()
+            return self.reason is not None
         else:
             return False
         return True

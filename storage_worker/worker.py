@@ -38,15 +38,18 @@ from .processes import boot_id, open_pidfd, process_is, started_of
 from .protocol.envelope import CONNECTION_ID, PROTOCOL_VERSION, Welcome, failure_of
 from .protocol.errors import OperationFailedError, StorageError
 from .protocol.limits import DEFAULT_LIMITS
-from .protocol.statements import BACKUP, HEALTH, HEARTBEAT, STATUS, STOP
+from .protocol.statements import BACKUP, HEALTH, HEARTBEAT, SNAPSHOT, SNAPSHOT_END, STATUS, STOP
 from .readers import Readers
 from .receipts import Receipts
 from .registry import load
 from .schema import Migrating, prepare_own_tables
 from .serving import Serving
+from .snapshots import Snapshots
+from .spool import Spools
 from .startup import Started, Startup, answer, enter_process, granted_role, read_startup
 from .status import Reporter
 from .store import Store
+from .store_work import StoreWork
 from .version import VERSION
 from .watch import FatalError
 from .writer import Writer
@@ -72,22 +75,28 @@ class Worker:
         self.id = secrets.token_hex(8)
         self.gate = Gate()
         stores = load(startup.stores, startup.shipped)
-        self.intake = Intake(Pipes(limits), limits, self.gate)
+        self.intake = Intake(Pipes(limits), Spools(startup.path, limits), limits, self.gate)
         self.writer = Writer(self.intake.writes, self._open, self._prepare(stores), limits)
         self.intake.operations.update(served_operations(stores, self.writer, limits, sql=startup.sql))
         self.readers = Readers(
-            self.intake.reads, lambda: open_reader(startup.path, limits), limits, self.intake.hand_in
+            self.intake.reads, lambda: open_reader(startup.path, limits), limits, self.intake.finished.hand_in
         )
         self.intake.lanes += [self.readers.pooled, self.writer.interactive.lane]
         self.checkpoints = Checkpoints(self.writer, self.readers, limits)
         self.background = Background(limits)
         self.background.add(TrimReceipts(self.writer, limits))
         self.background.add(Optimize(self.writer))
+        for store in stores:
+            for work in store.background_work.values():
+                self.background.check_room()
+                self.background.add(StoreWork(work, self.writer, limits))
         self.writer.special[BACKUP.name] = self._start_backup
         self.serving = Serving(
             self.intake, self.writer, self.readers, self.checkpoints, self.background, limits
         )
-        self.reporter = Reporter(startup, self.id, self.serving, limits)
+        self.snapshots = Snapshots(startup.path, lambda: self.writer.files, limits)
+        self.checkpoints.snapshot_before = self.snapshots.oldest_before
+        self.reporter = Reporter(startup, self.id, self.serving, self.snapshots, limits)
         self._owner_seen_ns = 0
         self._set_gate()
 
@@ -101,6 +110,7 @@ class Worker:
     def _set_gate(self) -> None:
         gate = self.gate
         gate.refuse_writes = self._refuse_writes
+        self.writer.runner.refusal = lambda: self.checkpoints.refuse
         gate.place_in_transaction = self._place_in_transaction
         gate.control = self._control
         gate.granted = lambda asked, grant: granted_role(self.startup.secret, asked, grant)
@@ -141,7 +151,7 @@ class Worker:
     def _control(self, job: Job) -> None:
         name = job.served.name
         try:
-            decode(job, self.limits)
+            arguments = decode(job, self.limits)
             if name == STATUS.name:
                 succeed(job, self.reporter.status())
             elif name == HEALTH.name:
@@ -149,6 +159,11 @@ class Worker:
             elif name == STOP.name:
                 succeed(job, None)
                 self.serving.stop("a client asked for it", self.limits.stop_grace_ms, exits.STOPPED)
+            elif name == SNAPSHOT.name:
+                succeed(job, self.snapshots.take(job.peer, arguments))
+            elif name == SNAPSHOT_END.name:
+                self.snapshots.end(arguments.number)
+                succeed(job, None)
             elif name == HEARTBEAT.name:
                 succeed(job, None)
         except Exception as error:  # noqa: BLE001 - a figure that cannot be had is no reason to end
@@ -284,9 +299,9 @@ class Prepare:
         return Receipts(database, self._startup.limits)
 
 
-def _raise_descriptor_limit(connections: int) -> None:
+def _raise_descriptor_limit(descriptors: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = connections + SPARE_DESCRIPTORS
+    wanted = descriptors + SPARE_DESCRIPTORS
     if soft < wanted:
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
@@ -302,7 +317,7 @@ def _start(startup: Startup) -> tuple[Worker, Record]:
             f"SQLite {sqlite_version()} can corrupt a database when its WAL is reset; install a newer apsw"
         )
     startup.limits.check()
-    _raise_descriptor_limit(startup.limits.connections_max)
+    _raise_descriptor_limit(startup.limits.connections_max + startup.limits.spools_max)
     ownership = Ownership.take(startup.path)
     try:
         worker = Worker(startup, ownership)

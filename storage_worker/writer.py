@@ -155,7 +155,7 @@ class Writer:
             if not run(job, now, calls_max, len(group) > 1):
                 # It ran too long beside others: they commit now, it runs alone after them.
                 group.pop()
-                job.alone = True
+                job.alone, job.arguments = True, None
                 self.lane.put_back([job])
                 return False
             size += job.size + len(job.frame)
@@ -188,7 +188,11 @@ class Writer:
         self.receipts.settle(committed=False)
         for job in group:
             job.replays += 1
+            # Its handler may have changed them.
+            job.arguments = None
             job.frame = b""
+            if job.large is not None:
+                job.large.drop_result()
             job.after_commit = ()
             if job.replays > self._limits.replays_max:
                 job.alone = True
@@ -232,15 +236,18 @@ class Writer:
     def run_own(self, work: Callable[[], None]) -> bool:
         """Run and commit work of the worker's own; false where a foreign process holds the lock.
 
-        Raises the error of what failed, with nothing left open, and `FatalError` where the worker must end.
+        What takes longer than background work may is ended by `DeadlineExceededError`. Raises the error of what
+        failed, with nothing left open, and `FatalError` where the worker must end.
         """
         if not self.try_begin(time.monotonic_ns()):
             return False
         try:
-            work()
+            self.watched(work)
         except BaseException as error:
             self.database.rollback()
             self.receipts.settle(committed=False)
+            if isinstance(error, Aborted):
+                raise deadline_exceeded("background work") from error
             if isinstance(error, StorageError):
                 self.recovery.after(error)
             raise
@@ -255,6 +262,14 @@ class Writer:
         except StorageReplacedError as error:
             raise FatalError(error.message, [], exits.REPLACED) from error
         return True
+
+    def watched(self, work: Callable[[], None]) -> None:
+        """Do something of the worker's own; where it does not return, that takes the worker with it."""
+        self.watch.own_end_ns = time.monotonic_ns() + self._limits.background_work_ms_max * 1_000_000
+        try:
+            work()
+        finally:
+            self.watch.own_end_ns = 0
 
     def touch(self) -> None:
         """Commit one row of the worker's own, so that a finished WAL starts over at once."""

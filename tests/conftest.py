@@ -19,7 +19,7 @@ settings.load_profile("tests")
 LEAVING_SECONDS = 10.0
 """How long children and threads that are on their way out may take; nothing waits where all are gone."""
 
-FOLDERS_WITHOUT_WORKERS = {"tests", "protocol", "client", "store"}
+FOLDERS_WITHOUT_WORKERS = {"tests", "protocol", "client", "store", "transcripts"}
 
 DESCRIPTORS = Path("/proc/self/fd")
 

@@ -15,6 +15,7 @@ from .errors import (
     SessionNotFoundError,
 )
 from .events import append, events, find
+from .history import history
 from .ingest import ingest_output
 from .messages import messages
 from .navigation import navigation
@@ -28,6 +29,7 @@ from .records import (
     Appended,
     Body,
     Event,
+    Historic,
     Ingested,
     Message,
     Navigation,
@@ -36,10 +38,12 @@ from .records import (
     PayloadRef,
     Provenance,
     Room,
+    Said,
     Sender,
     Session,
 )
-from .rooms import archive_room, create_room, resolve_room, rooms
+from .restores import restore_room, restore_session
+from .rooms import archive_room, create_room, resolve_room, room, rooms
 from .schema import store
 from .sessions import session, sessions, set_session_status, upsert_session
 
@@ -49,6 +53,7 @@ __all__ = [
     "Body",
     "Event",
     "EventConflictError",
+    "Historic",
     "Ingested",
     "Message",
     "Navigation",
@@ -64,6 +69,7 @@ __all__ = [
     "Room",
     "RoomNotFoundError",
     "RoomReadOnlyError",
+    "Said",
     "Sender",
     "Session",
     "SessionNotFoundError",
@@ -75,6 +81,7 @@ __all__ = [
     "create_room",
     "events",
     "find",
+    "history",
     "ingest_output",
     "ingest_user",
     "messages",
@@ -84,6 +91,9 @@ __all__ = [
     "payload_range",
     "prepare_text",
     "resolve_room",
+    "restore_room",
+    "restore_session",
+    "room",
     "rooms",
     "session",
     "sessions",

@@ -199,6 +199,7 @@ def ingest_user(
     event_id: Name | None = None,
     room: Name | None = None,
     actor: Label = "",
+    client_transaction_id: Name | None = None,
     turn_id: Name | None = None,
     role: Name = "user",
     sender: Sender = NOBODY,
@@ -211,8 +212,9 @@ def ingest_user(
 ) -> Admitted:
     """Store a user's message from history, also in an archived room.
 
-    It is known again by its `event_id` in the session; without one it is stored each time. `created_ms` is when it
-    was said, in milliseconds since 1970 in UTC; now where it is not told. All else is as for `admit`.
+    It is known again by its `event_id` in the session, or by its `client_transaction_id` as for `admit`; with neither
+    it is stored each time. `created_ms` is when it was said, in milliseconds since 1970 in UTC; now where it is not
+    told. All else is as for `admit`.
     """
     message = UserMessage(
         session=session,
@@ -221,6 +223,7 @@ def ingest_user(
         actor=actor,
         event_id=event_id,
         turn_id=turn_id,
+        client_transaction_id=client_transaction_id,
         role=role,
         sender=sender,
         thread_root=thread_root,

@@ -29,13 +29,14 @@ from .records import (
 from .rooms import find_default_room
 from .schema import store
 from .standing import Noted, Standing, read_standing
+from .vocabulary import COLLISION
 
-_COLUMNS = (
+COLUMNS = (
     "stream_id, session_id, sequence, room_id, actor, type, event_id, aggregate_kind, aggregate_id, version,"
     " client_transaction_id, idempotency_key, provenance, attributes, content_type, body, preview, retention_class,"
     f" created_ms, {REFERENCE_COLUMNS}"
 )
-_TEXTS = (
+TEXTS = (
     "session_id, room_id, actor, type, event_id, aggregate_kind, aggregate_id, client_transaction_id,"
     " idempotency_key, provenance, attributes, preview, content_type, retention_class, body"
 )
@@ -55,16 +56,17 @@ _STORED = (
 _BY_KEY = "select (select stream_id from conversation_events where idempotency_key = ?)"
 _OF_TRANSACTION = "room_id = ? and actor = ? and client_transaction_id = ?"
 _BY_TRANSACTION = f"select (select stream_id from conversation_events where {_OF_TRANSACTION})"  # noqa: S608 - of constants
-_ONE = f"select {_COLUMNS} from conversation_events where stream_id = ?"  # noqa: S608 - of constants
-_FIND = f"select {_COLUMNS} from conversation_events where {_OF_TRANSACTION}"  # noqa: S608 - of constants
+_ONE = f"select {COLUMNS} from conversation_events where stream_id = ?"  # noqa: S608 - of constants
+_FIND = f"select {COLUMNS} from conversation_events where {_OF_TRANSACTION}"  # noqa: S608 - of constants
 
 
-def _event(row: tuple[Any, ...]) -> Event:
+def event_of(row: tuple[Any, ...]) -> Event:
+    """The event of a row of `COLUMNS`."""
     return record_of(Event, 15, row)
 
 
-_ALL: Final = Listing("conversation_events", "stream_id", _COLUMNS, _TEXTS, _event)
-_OF_SESSION: Final = Listing("conversation_events", "sequence", _COLUMNS, _TEXTS, _event, "session_id")
+_ALL: Final = Listing("conversation_events", "stream_id", COLUMNS, TEXTS, event_of)
+_OF_SESSION: Final = Listing("conversation_events", "sequence", COLUMNS, TEXTS, event_of, "session_id")
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +125,7 @@ def write_event(tx: Transaction, draft: Draft, standing: Standing, room: str) ->
 
 def read_event(tx: Transaction, stream_id: int) -> Event:
     """The event with a stream id that is known to be there."""
-    return _event(tx.query(_ONE, (stream_id,)).rows[0])
+    return event_of(tx.query(_ONE, (stream_id,)).rows[0])
 
 
 def find_by_key(tx: Transaction, key: str) -> Stored | None:
@@ -252,7 +254,9 @@ def _append_once(tx: Transaction, draft: Draft, arrival: Arrival, room: str | No
     stream_id = write_event(tx, draft, standing, room_id)
     if stream_id is None:
         return appended(find_repeated(tx, draft, arrival))
-    standing.save(tx, room_id, draft.created_ms, None, "", Noted())
+    # A diagnostic, which comes this way from an export only, is none of its session's activity.
+    noted = None if draft.type == COLLISION else Noted()
+    standing.save(tx, room_id, draft.created_ms, None, "", noted)
     return Appended(
         stream_id,
         draft.session,
@@ -275,7 +279,7 @@ def find(
             return None
         room = default.id
     rows = tx.query(_FIND, (room, actor, client_transaction_id)).rows
-    return _event(rows[0]) if rows else None
+    return event_of(rows[0]) if rows else None
 
 
 @store.read

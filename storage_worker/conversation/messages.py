@@ -10,7 +10,7 @@ from . import payloads
 from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
 from .canonical import EMPTY_TEXT, NO_CONTENT, REFERENCE_COLUMNS
 from .events import Draft
-from .pages import Listing, LogListing, record_of
+from .pages import Listing, LogListing, prefixed, record_of
 from .records import Cursor, Message, Name, Page, PageBytes, PageRows, Sender
 from .schema import store
 from .standing import Standing
@@ -32,15 +32,13 @@ _INSERT = (
 _OF_EVENT = "select id, number from conversation_messages where stream_id = ?"
 
 
-def _of_t(columns: str) -> str:
-    return ", ".join(f"t.{each.strip()}" for each in columns.split(","))
-
-
 def _message(row: tuple[Any, ...]) -> Message:
     return record_of(Message, 15, row)
 
 
-_OF_SESSION: Final = LogListing("conversation_messages", _of_t(_COLUMNS), _of_t(_TEXTS), _message)
+_OF_SESSION: Final = LogListing(
+    "conversation_messages", prefixed("t", _COLUMNS), prefixed("t", _TEXTS), _message
+)
 _OF_ROOM: Final = Listing("conversation_messages", "number", _COLUMNS, _TEXTS, _message, "room_id")
 
 

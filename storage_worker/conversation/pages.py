@@ -31,6 +31,11 @@ Key = tuple[int, int]
 """A key and the bytes of its record's texts."""
 
 
+def prefixed(table: str, columns: str) -> str:
+    """The columns, each as that of a table or of its other name in the query."""
+    return ", ".join(f"{table}.{each.strip()}" for each in columns.split(","))
+
+
 def size_of(texts: str) -> str:
     """The SQL of the bytes that some columns take."""
     return " + ".join(f"coalesce(octet_length({each.strip()}), 0)" for each in texts.split(","))
@@ -120,22 +125,30 @@ class Listing(Generic[T]):
         return [make(row) for row in tx.query(sql, (*scope, least, greatest)).rows]
 
 
-class LogListing(Listing[T]):
-    """The pages of what a session's events left in another table, found through the session's own index of its events.
+class WindowListing(Listing[T]):
+    """The pages of records that stand among others, found without an index of their own, which each event would have to
+    change.
 
-    So that table needs no index by session, which each event would have to change. The key is the event's sequence.
-    A page looks at a bounded number of events; one that found less than it may hold can be empty and say that there
-    is more. Arguments: `table`, which has the stream id of each event; the others are as for `Listing`, `e` being the
-    events and `t` the table.
+    A page looks at a bounded number of keys; one that found less than it may hold can be empty and say that there is
+    more. Arguments: `last`, the SQL of the last key of all; the others are as for `Listing`.
     """
 
-    def __init__(self, table: str, columns: str, texts: str, make: Callable[[tuple[Any, ...]], T]) -> None:
-        source = f"conversation_events e join {table} t on t.stream_id = e.stream_id"
-        super().__init__(source, "e.sequence", columns, texts, make, "e.session_id")
+    def __init__(
+        self,
+        source: str,
+        key: str,
+        columns: str,
+        texts: str,
+        make: Callable[[tuple[Any, ...]], T],
+        scope: str,
+        last: str,
+    ) -> None:
+        super().__init__(source, key, columns, texts, make, scope)
         head = (
-            f"select e.sequence, {size_of(texts)} from {source}"  # noqa: S608 - of constants
-            " where e.session_id = ? and e.sequence between ? and ? order by e.sequence"
+            f"select {key}, {size_of(texts)} from {source}"  # noqa: S608 - of constants
+            f" where {scope} = ? and {key} between ? and ? order by {key}"
         )
+        self._last = last
         self._window_up = f"{head} limit ?"
         self._window_down = f"{head} desc limit ?"
 
@@ -149,9 +162,8 @@ class LogListing(Listing[T]):
         newest_first: bool = False,
         scope: tuple[Value, ...] = (),
     ) -> Page[T]:
-        """See `Listing.page`; the scope is the session."""
-        found = tx.query(_LAST_SEQUENCE, scope).rows
-        last = int(found[0][0]) if found else 0
+        """See `Listing.page`."""
+        last = self._last_key(tx, scope)
         bound = Bound(tx, rows_max, bytes_max)
         sql = self._window_down if newest_first else self._window_up
         keys: list[Any] = []
@@ -167,6 +179,25 @@ class LogListing(Listing[T]):
         if count < len(keys):
             return Page(items, keys[count - 1][0], True)
         return Page(items, cursor, more)
+
+    def _last_key(self, tx: Transaction, scope: tuple[Value, ...]) -> int:  # noqa: ARG002 - of a part it is another
+        return int(tx.scalar(self._last) or 0)
+
+
+class LogListing(WindowListing[T]):
+    """The pages of what a session's events left in another table, found through the session's own index of its events.
+
+    The key is the event's sequence. Arguments: `table`, which has the stream id of each event; the others are as for
+    `Listing`, `e` being the events and `t` the table.
+    """
+
+    def __init__(self, table: str, columns: str, texts: str, make: Callable[[tuple[Any, ...]], T]) -> None:
+        source = f"conversation_events e join {table} t on t.stream_id = e.stream_id"
+        super().__init__(source, "e.sequence", columns, texts, make, "e.session_id", _LAST_SEQUENCE)
+
+    def _last_key(self, tx: Transaction, scope: tuple[Value, ...]) -> int:
+        found = tx.query(self._last, scope).rows
+        return int(found[0][0]) if found else 0
 
 
 def record_of(kind: Callable[..., T], body_at: int, row: tuple[Any, ...]) -> T:

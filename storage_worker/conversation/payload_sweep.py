@@ -48,6 +48,9 @@ REMOVED_COUNT_MAX = 64
 REMOVED_BYTES_MAX = 64 * MIB
 """How much one slice removes; a single file may be larger."""
 
+SWEEP_SECONDS = 3600.0
+"""How long after the end of a sweep the worker begins the next one by itself."""
+
 _BUCKETS = 256
 
 _RELEASED = (
@@ -139,6 +142,12 @@ def sweep_payloads(
         condemned.update(part.names)
         tx.after_commit(part.remove)
     return swept
+
+
+@store.background(every=SWEEP_SECONDS)
+def sweep(tx: Transaction, position: SweepPosition | None) -> SweepPosition | None:
+    """One slice of the sweep that the worker makes by itself, with the default grace time."""
+    return sweep_payloads.handler(tx, position).next
 
 
 def _sweep_rows(tx: Transaction, part: _Slice, after: str) -> Swept:

@@ -219,6 +219,28 @@ class Observation(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.json.decode(self.attributes_json, type=dict[str, Any])
 
 
+class Said(msgspec.Struct, frozen=True, array_like=True):
+    """What is stored of an event's message beside the event itself; the fields are those of `Message`."""
+
+    id: str
+    number: int
+    sequence: int
+    role: str
+    turn_id: str | None
+    sender_label: str
+    source: str | None
+    agent_key: str | None
+    thread_root: int | None
+    status: str
+
+
+class Historic(msgspec.Struct, frozen=True, array_like=True):
+    """An event, and its message where it left one."""
+
+    event: Event
+    message: Said | None
+
+
 class Page(msgspec.Struct, Generic[T], frozen=True, array_like=True):
     """Some records in the order of their key.
 

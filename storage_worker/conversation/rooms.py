@@ -18,7 +18,8 @@ _ONE: Final = f"select {_COLUMNS} from conversation_rooms where id = ?"  # noqa:
 _DEFAULT: Final = f"select {_COLUMNS} from conversation_rooms where is_default = 1"  # noqa: S608 - of constants
 _LAST_NUMBER: Final = "select max(number) from conversation_rooms"
 _INSERT: Final = (
-    "insert into conversation_rooms(number, id, title, is_default, created_ms) values (?, ?, ?, ?, ?)"
+    "insert into conversation_rooms(number, id, title, is_default, created_ms, archived_ms)"
+    " values (?, ?, ?, ?, ?, ?)"
 )
 _ARCHIVE = "update conversation_rooms set archived_ms = ? where id = ? and archived_ms is null"
 
@@ -53,7 +54,7 @@ def find_default_room(tx: Transaction) -> Room | None:
 
 def default_room(tx: Transaction) -> Room:
     """The default room, made now where there is none yet."""
-    return find_default_room(tx) or _make(tx, tx.new_id(), "", is_default=True)
+    return find_default_room(tx) or make_room(tx, tx.new_id(), "", is_default=True)
 
 
 def not_found(room: str) -> RoomNotFoundError:
@@ -63,16 +64,26 @@ def not_found(room: str) -> RoomNotFoundError:
     )
 
 
-def _make(tx: Transaction, room: str, title: str, *, is_default: bool) -> Room:
-    made = Room((tx.scalar(_LAST_NUMBER) or 0) + 1, room, title, is_default, 0, tx.now_ms(), None)
-    tx.execute(_INSERT, (made.number, made.id, made.title, int(is_default), made.created_ms))
+def make_room(
+    tx: Transaction,
+    room: str,
+    title: str,
+    *,
+    is_default: bool,
+    created_ms: int | None = None,
+    archived_ms: int | None = None,
+) -> Room:
+    """Add a room that is known not to be there; made now where no time is told."""
+    made_ms = tx.now_ms() if created_ms is None else created_ms
+    made = Room((tx.scalar(_LAST_NUMBER) or 0) + 1, room, title, is_default, 0, made_ms, archived_ms)
+    tx.execute(_INSERT, (made.number, made.id, made.title, int(is_default), made_ms, archived_ms))
     return made
 
 
 @store.write
 def create_room(tx: Transaction, room: Name, title: Label = "") -> Room:
     """Make a room, or return the one that has this id already, its title as it is."""
-    return find_room(tx, room) or _make(tx, room, title, is_default=False)
+    return find_room(tx, room) or make_room(tx, room, title, is_default=False)
 
 
 @store.write
@@ -97,6 +108,12 @@ def archive_room(tx: Transaction, room: Name) -> Room:
     """
     tx.execute(_ARCHIVE, (tx.now_ms(), room))
     return require_room(tx, room)
+
+
+@store.read
+def room(tx: Transaction, room: Name) -> Room | None:
+    """One room, or None."""
+    return find_room(tx, room)
 
 
 @store.read

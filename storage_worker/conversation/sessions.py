@@ -7,7 +7,7 @@ from ..transaction import Transaction
 from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
 from .errors import SessionNotFoundError
 from .pages import Listing
-from .records import Binding, Cursor, Name, Page, PageBytes, PageRows, Session, Status
+from .records import Binding, Cursor, Name, Page, PageBytes, PageRows, Session, Status, Time
 from .schema import store
 from .standing import Noted, read_standing
 
@@ -48,11 +48,13 @@ def upsert_session(
     parent: Name | None = None,
     status: Status | None = None,
     runtime_binding: Binding | None = None,
+    activity_ms: Time | None = None,
 ) -> Session:
     """Make a session, or change what is given of one; None leaves it as it is.
 
     A new session is `idle` and stands in the default room unless it is told otherwise. Its root is that of its
-    `parent`, or that one itself where it is not stored. Raises `RoomNotFoundError`, and `InvalidRequestError` where a
+    `parent`, or that one itself where it is not stored. `activity_ms` is when this happened, in milliseconds since
+    1970 in UTC, now where it is not told; the last activity never goes back. Raises `RoomNotFoundError`, and `InvalidRequestError` where a
     session is its own parent or stands in another room: its messages are numbered there.
     """
     if parent == session:
@@ -63,7 +65,7 @@ def upsert_session(
         raise InvalidRequestError(
             f"the session {session!r} stands in the room {standing.own_room!r} and cannot leave it"
         )
-    now = tx.now_ms()
+    now = tx.now_ms() if activity_ms is None else activity_ms
     standing.save(tx, room_id, now, status, "", Noted(status))
     if runtime_binding is not None:
         tx.execute(_BIND, (runtime_binding, standing.number))
@@ -74,10 +76,15 @@ def upsert_session(
 
 
 @store.write
-def set_session_status(tx: Transaction, session: Name, status: Status) -> Session:
-    """Set the status of a session, in itself and in its navigation. Raises `SessionNotFoundError`."""
+def set_session_status(
+    tx: Transaction, session: Name, status: Status, activity_ms: Time | None = None
+) -> Session:
+    """Set the status of a session, in itself and in its navigation; `activity_ms` as for `upsert_session`.
+
+    Raises `SessionNotFoundError`.
+    """
     require_session(tx, session)
-    return upsert_session.handler(tx, session, status=status)
+    return upsert_session.handler(tx, session, status=status, activity_ms=activity_ms)
 
 
 @store.read

@@ -56,6 +56,9 @@ EVENT_TYPES: Final[Mapping[str, EventType]] = {
     "execution_result": EventType("result", "observation", "execution_result"),
     "compaction_start": EventType("summary", "observation", "compaction_started"),
     "compaction_end": EventType("summary", "observation", "compaction"),
+    "attachment": EventType("data"),
+    "transcript_record": EventType(),
+    "import_finished": EventType(session_status=IDLE),
 }
 
 UNKNOWN: Final = EventType()

@@ -15,10 +15,11 @@ from ..protocol.errors import (
     result_too_large,
 )
 from ..protocol.limits import Limits
+from ..protocol.sql_rules import has_statement, text_reason
 from ..protocol.statements import Rows
 from ..protocol.values import Value
 from .faults import Aborted, is_disk_fault, typed
-from .guard import Guard, has_statement, text_reason
+from .guard import Guard
 from .script import split
 
 # The driver keeps prepared statements by text and prepare flags. What clients and stores run carries this
@@ -27,6 +28,9 @@ GUARDED = apsw.SQLITE_PREPARE_PERSISTENT
 
 KEPT_CHARS_MAX = 16_384
 """Longer texts are prepared anew each time, as the driver does: what is kept of them must not grow with them."""
+
+ROW_MEMORY_BYTES, VALUE_MEMORY_BYTES = 64, 40
+"""About what a row and one short value in it take."""
 
 Bindings = Sequence[Value] | Mapping[str, Value]
 
@@ -83,7 +87,9 @@ class Database:
         self._spoilt = False
         shape = self._shapes.get(sql) or self.shape(sql, parameters)
         if reads_only and not shape.reads:
-            raise InvalidRequestError("a query must only read; use execute for what changes something")
+            raise InvalidRequestError(
+                "a query must only read; use execute for what changes something", details={"use": "execute"}
+            )
         connection = self._connection
         try:
             if shape.reads:
@@ -175,7 +181,8 @@ class Database:
         columns: tuple[str, ...] = ()
         rows: list[tuple[Any, ...]] = []
         left = result_bytes_max
-        for row in cursor:
+        is_large = result_bytes_max > self._limits.result_bytes_max
+        for row in self._weighed() if is_large else cursor:
             if not rows:
                 columns = tuple([str(column[0]) for column in cursor.get_description()])
             # What its encoding takes at the least: a byte for the row and one for each value.
@@ -193,6 +200,19 @@ class Database:
         # A finished statement no longer tells its columns; the schema may have changed since it was noted.
         shape = self._prepare(sql, parameters)[0]
         return Rows(shape.columns if shape else (), rows)
+
+    def _weighed(self) -> Iterator[tuple[Any, ...]]:
+        """The running statement's rows, as far as there is memory for them: many small ones take far more than sent."""
+        most = left = self._limits.result_memory_bytes_max
+        for row in self._cursor:
+            left -= ROW_MEMORY_BYTES + VALUE_MEMORY_BYTES * len(row)
+            if left < 0:
+                self._reset()
+                raise ResultTooLargeError(
+                    f"the rows of the result would take more than {most} bytes of memory; read it in pages",
+                    details={"result_memory_bytes_max": most},
+                )
+            yield row
 
     def _fetch_changed(self, sql: str, parameters: Bindings, result_bytes_max: int) -> Rows:
         """Fetch what a statement returns of its changes; they are made before its first row is read."""

@@ -21,6 +21,11 @@ class OpenFiles:
         self._paths = path, path + WAL_SUFFIX
         self._database, self._wal = (_identity(found) for found in self._paths)
 
+    @property
+    def identity(self) -> tuple[int, int]:
+        """Device and inode of the database."""
+        return self._database
+
     def check(self) -> None:
         """Raise `StorageReplacedError` where a file was renamed, deleted or put in another's place."""
         database, wal = self._paths

@@ -5,26 +5,15 @@ prepared, and prepared statements are kept; so what is prepared under guard neve
 with the worker's own (see `connection.GUARDED`).
 """
 
-import re
-
 import apsw
 
-OWN_PREFIX = "_sw_"
-"""Tables of the worker itself."""
-
-# Pragmas that only tell, with or without an argument.
-_PRAGMAS_TELLING = frozenset(
-    """collation_list compile_options database_list foreign_key_check foreign_key_list function_list index_info
-    index_list index_xinfo integrity_check module_list pragma_list quick_check table_info table_list
-    table_xinfo""".split()
+from ..protocol.sql_rules import (
+    FUNCTIONS_REFUSED,
+    OWN_PREFIX,
+    PRAGMAS_READ,
+    PRAGMAS_TELLING,
+    PRAGMAS_WRITTEN,
 )
-# Pragmas that tell without an argument and would change something with one.
-_PRAGMAS_READ = frozenset(
-    """auto_vacuum cache_size data_version encoding foreign_keys freelist_count journal_mode
-    page_count page_size schema_version synchronous""".split()
-)
-# Pragmas that change no more than a transactional number in the database's header.
-_PRAGMAS_WRITTEN = frozenset(("user_version", "application_id"))
 
 _REFUSED = {
     apsw.SQLITE_ATTACH: "ATTACH leaves the database",
@@ -58,11 +47,6 @@ _CHANGES = frozenset(
         apsw.SQLITE_ALTER_TABLE,
     )
 )
-_FUNCTIONS_REFUSED = frozenset(("load_extension", "fts3_tokenizer", "edit", "readfile", "writefile"))
-
-_LEAD = re.compile(r"(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*", re.DOTALL)
-_VACUUM = re.compile(r"vacuum\b", re.IGNORECASE)
-_ALTER = re.compile(r"alter\b", re.IGNORECASE)
 
 
 class Guard:
@@ -97,7 +81,7 @@ def _reason(action: int, first: str | None, second: str | None, schema: str | No
         return _pragma_reason((first or "").lower(), second)
     if action == apsw.SQLITE_FUNCTION:
         name = (second or "").lower()
-        return f"the function {name} leaves the database" if name in _FUNCTIONS_REFUSED else None
+        return f"the function {name} leaves the database" if name in FUNCTIONS_REFUSED else None
     if action in _CHANGES:
         if schema == "temp" or (action == apsw.SQLITE_ALTER_TABLE and first == "temp"):
             return "TEMP objects would divert others' statements"
@@ -110,23 +94,6 @@ def _reason(action: int, first: str | None, second: str | None, schema: str | No
 
 
 def _pragma_reason(name: str, value: str | None) -> str | None:
-    if name in _PRAGMAS_TELLING or name in _PRAGMAS_WRITTEN or (name in _PRAGMAS_READ and value is None):
+    if name in PRAGMAS_TELLING or name in PRAGMAS_WRITTEN or (name in PRAGMAS_READ and value is None):
         return None
     return f"PRAGMA {name} is not one that a client may use so"
-
-
-def has_statement(sql: str) -> bool:
-    """Whether a text is more than white space, comments and semicolons."""
-    start = _LEAD.match(sql)
-    return bool(sql[start.end() if start else 0 :].strip(" \t\n\r;"))
-
-
-def text_reason(sql: str) -> str | None:
-    """Why a statement is refused by its text, where SQLite's authorizer is not asked; None where it is not."""
-    start = _LEAD.match(sql)
-    begin = start.end() if start else 0
-    if _VACUUM.match(sql, begin):
-        return "VACUUM rewrites the whole file under a lock; the worker reclaims space itself"
-    if _ALTER.match(sql, begin) and OWN_PREFIX in sql.lower():
-        return f"names that begin with {OWN_PREFIX} are the worker's own"
-    return None

@@ -15,7 +15,7 @@ from .faults import code_name, extended_code, typed
 Durability = Literal["full", "normal"]
 
 PAGE_BYTES = 4096
-OPTIMIZE_AT_OPEN = "pragma optimize=0x10002"
+OPTIMIZE, OPTIMIZE_AT_OPEN = "pragma optimize", "pragma optimize=0x10002"
 
 _SQLITE_LIMITS = (
     (apsw.SQLITE_LIMIT_LENGTH, "value_bytes_max"),
@@ -24,6 +24,7 @@ _SQLITE_LIMITS = (
     (apsw.SQLITE_LIMIT_EXPR_DEPTH, "expression_depth_max"),
     (apsw.SQLITE_LIMIT_COMPOUND_SELECT, "compound_selects_max"),
     (apsw.SQLITE_LIMIT_COLUMN, "columns_max"),
+    (apsw.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, "like_pattern_bytes_max"),
 )
 
 
@@ -59,6 +60,8 @@ def open_writer(path: str, durability: Durability, limits: Limits) -> Database:
             connection.pragma("auto_vacuum", "incremental")
         _switch_to_wal(connection, path, limits)
         connection.pragma("synchronous", durability)
+        # Without it statistics take a scan of each index, however large it is.
+        connection.pragma("analysis_limit", limits.analysis_rows_max)
         connection.pragma("foreign_keys", 1)
         connection.pragma("journal_size_limit", limits.wal_degraded_bytes)
         connection.pragma("wal_autocheckpoint", 0)
@@ -89,7 +92,10 @@ def open_copy(path: str, limits: Limits) -> Database:
     if os.path.lexists(path):
         raise DatabasePathError(f"{path} is there already; name a file that is not", details={"file": path})
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-    return Database(_connect(path, flags, limits), path, limits)
+    connection = _connect(path, flags, limits)
+    # What it is without that was decided when SQLite was compiled.
+    connection.pragma("synchronous", "full")
+    return Database(connection, path, limits)
 
 
 def _connect(path: str, flags: int, limits: Limits) -> apsw.Connection:
@@ -119,7 +125,7 @@ def _open_wal(connection: apsw.Connection) -> None:
 
 def _switch_to_wal(connection: apsw.Connection, path: str, limits: Limits) -> None:
     """Switch to WAL; a foreign reader may make that busy for a while."""
-    end = time.monotonic() + limits.fence_ms_max / 1000
+    end = time.monotonic() + limits.wal_switch_ms_max / 1000
     while True:
         try:
             mode = connection.pragma("journal_mode", "wal")

@@ -2,9 +2,11 @@
 
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +82,17 @@ class TestSql:
         assert "2" in run("sql", served, "-", stdin="select count(*) from t\n").output
 
     def test_a_query_does_not_write(self, served: Path) -> None:
-        assert run_json("sql", served, "delete from t", status=3)["code"] == "storage_invalid_request"
+        refused = run_json("sql", served, "delete from t", status=3)
+        assert refused["code"] == "storage_invalid_request"
+        # In the command's own words: it has no `execute`.
+        assert "--write" in refused["message"]
+        assert "execute" not in refused["message"]
+        assert run_json("sql", served, "select count(*) from t")["rows"] == [[2]]
+
+    def test_other_invalid_requests_keep_their_words(self, served: Path) -> None:
+        refused = run_json("sql", served, "select 1; select 2", status=3)
+        assert refused["code"] == "storage_invalid_request"
+        assert "--write" not in refused["message"]
 
     def test_a_request_key_makes_a_write_happen_once(self, served: Path) -> None:
         for _ in range(2):
@@ -123,11 +135,16 @@ class TestMaintenance:
     def test_a_sound_database(self, served: Path) -> None:
         assert run_json("check", served) == {"sound": True, "findings": []}
 
-    def test_findings_have_a_status_of_their_own(self, served: Path) -> None:
-        with sw.connect(served) as client:
-            client.execute("create table child(p references t(rowid))")
-        # A foreign key to something that is no key cannot be checked: that is a finding or a typed error.
-        assert run("check", served).exit_code in {1, 3}
+    def test_findings_have_a_status_of_their_own(self, database: Path) -> None:
+        with closing(sqlite3.connect(database)) as foreign, foreign:
+            # Plain SQLite checks no foreign keys unless it is told to.
+            foreign.execute("create table parent(id integer primary key)")
+            foreign.execute("create table child(parent references parent)")
+            foreign.execute("insert into child values (7)")
+        found = run_json("check", database, status=1)
+        assert found["sound"] is False
+        assert any("child" in finding for finding in found["findings"])
+        assert run("stop", database).exit_code == 0
 
     def test_backup(self, served: Path, tmp_path: Path) -> None:
         target = tmp_path / "copy.db"
@@ -185,6 +202,11 @@ class TestServe:
         assert refused.returncode == 3
         assert json.loads(refused.stdout)["code"] == "storage_already_owned"
 
+    def test_the_worker_of_another_host_is_named(self, served: Path) -> None:
+        refused = run_json("serve", served, status=3)
+        assert refused["code"] == "storage_already_owned"
+        assert refused["details"]["pid"] == run_json("status", served)["process"]["pid"]
+
     def test_a_dead_worker_is_an_error(self, serving: tuple[subprocess.Popen[str], Path]) -> None:
         process, database = serving
         with sw.connect(database) as client:
@@ -214,6 +236,11 @@ class TestUsage:
         result = run(command, "--help")
         assert result.exit_code == 0
         assert f"$ storage-worker {command} app.db" in result.output
+
+    def test_the_commands_own_help_has_examples_too(self) -> None:
+        result = run("--help")
+        assert result.exit_code == 0
+        assert "$ storage-worker serve app.db" in result.output
 
     def test_version(self) -> None:
         assert run("--version").output.startswith("storage-worker ")

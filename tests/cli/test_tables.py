@@ -5,9 +5,17 @@ import io
 import msgspec
 from rich.console import Console, RenderableType
 
+import storage_worker as sw
 from storage_worker.protocol.errors import OverloadedError
 from storage_worker.protocol.statements import Rows
-from storage_worker.protocol.status import BackgroundTask, ClientStatus, Lane, OperationCounts
+from storage_worker.protocol.status import (
+    BackgroundTask,
+    ClientStatus,
+    Lane,
+    OperationCounts,
+    SnapshotStatus,
+    SpoolStatus,
+)
 from storage_worker.tables import (
     duration,
     error_plain,
@@ -74,11 +82,26 @@ def test_a_typed_error_says_what_happened_and_what_to_do() -> None:
     }
 
 
+def test_an_error_does_not_say_twice_what_its_message_says() -> None:
+    error = sw.DatabasePathError(
+        "app.db is a directory", details={"path": "app.db", "file": "b.db", "size": 1}
+    )
+    text = shown(error_view(error))
+    assert "  path:" not in text
+    assert "file: b.db" in text
+    assert "size: 1" in text
+
+
 def test_a_status_shows_every_part() -> None:
     status = a_status()
     status.operations = [OperationCounts(name="notes.add", kind="write", succeeded_requests=1_234)]
     status.clients = [ClientStatus(name="[web] 1", pid=77, role="write")]
+    status.snapshots = [
+        SnapshotStatus(name="[web] 2", pid=78, age_ms=500, left_ms=9_500, overdue_ms=0),
+        SnapshotStatus(name="web 3", pid=79, age_ms=61_000, left_ms=0, overdue_ms=51_000),
+    ]
     status.background = [BackgroundTask(name="optimize", state="failed", last_error="no")]
+    status.spool = SpoolStatus(uploads=2, downloads=3, spools=7, spooled_bytes=2**20, largest_bytes=2**21)
     status.lanes = [Lane(name="control"), Lane(name="foreground", waiting_requests=5)]
     text = shown(status_view(status))
     for expected in (
@@ -87,10 +110,14 @@ def test_a_status_shows_every_part() -> None:
         "notes.add",
         "1,234",
         "[web] 1",
+        "[web] 2",
+        "9.5 s",
+        "overdue by 51.0 s",
         "optimize",
         "storage_busy",
         "foreground",
         "commit, µs",
+        "2 coming, 3 going; 1.0 MiB spooled in 7 files, at most 2.0 MiB",
     ):
         assert expected in text
 

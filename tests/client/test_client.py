@@ -165,13 +165,15 @@ def test_what_is_too_large_is_refused_before_it_is_sent(
 
 
 def test_the_workers_own_limits_hold(worker: FakeWorker, runtime_directory: Path) -> None:
-    limits = limits_with(request_bytes_max=1000, sql_bytes_max=500, request_key_bytes_max=4)
+    limits = limits_with(
+        request_bytes_max=1000, chunked_bytes_max=1000, sql_bytes_max=500, request_key_bytes_max=4
+    )
     with FakeWorker(runtime_directory, echo, limits) as small:
         client = small.client()
         assert client.limits == limits
         with pytest.raises(RequestTooLargeError) as caught:
             client.execute("x", (b"x" * 1000,))
-        assert caught.value.details["request_bytes_max"] == 1000
+        assert caught.value.details["chunked_bytes_max"] == 1000
         with pytest.raises(RequestTooLargeError):
             client.execute("x" * 501)
         with pytest.raises(InvalidRequestError):

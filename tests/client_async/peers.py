@@ -84,6 +84,10 @@ class NearPeer:
             if isinstance(envelope, Request):
                 self.echo(envelope)
 
+    def say_row(self, request: Request, value: object) -> None:
+        """Answer a request with one row of one value."""
+        self.say(OutgoingReply(request.id, row(value)))
+
     def fail(self, request: Request, error: StorageError) -> None:
         self.say(failure_of(request.id, error, 1000))
 

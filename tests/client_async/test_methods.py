@@ -192,10 +192,10 @@ def test_a_result_that_does_not_decode(
 def test_requests_have_their_limit(run: Run[None], worker: FakeWorker) -> None:
     async def main() -> None:
         async with client_of(worker) as client:
-            most = client.limits.request_bytes_max
+            most = client.limits.chunked_bytes_max
             with pytest.raises(RequestTooLargeError) as caught:
                 await client.execute("insert", (b"x" * most,))
-            assert caught.value.details["request_bytes_max"] == most
+            assert caught.value.details["chunked_bytes_max"] == most
             assert (await client.query("select ?", (1,))).scalar() == 1
 
     run(main())

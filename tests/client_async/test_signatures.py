@@ -14,6 +14,7 @@ PAIRS = [
     (sw.Pipeline, sw.AsyncPipeline),
     (sw.PipelineFuture, sw.AsyncPipelineFuture),
     (sw.InteractiveTransaction, sw.AsyncInteractiveTransaction),
+    (sw.Snapshot, sw.AsyncSnapshot),
     (sw.StorageWorker, sw.StorageWorker),
     (sw.Pipe, sw.Pipe),
 ]
@@ -26,7 +27,7 @@ RENAMED = {
     **{ours.__name__: theirs.__name__ for ours, theirs in PAIRS if ours is not theirs},
 }
 
-WITHOUT_WAITING = {"transaction", "pipeline", "pages", "limits", "savepoint", "done"}
+WITHOUT_WAITING = {"transaction", "pipeline", "snapshot", "pages", "limits", "savepoint", "done"}
 
 
 def members(kind: type) -> dict[str, Any]:

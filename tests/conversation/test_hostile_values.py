@@ -132,7 +132,8 @@ READS_BACK = {
 }
 """Operations whose arguments are stored; `preview` counts only beside a reference."""
 
-NOT_STORED = {"preview", "required"}
+NOT_STORED = {"activity_ms", "preview", "required"}
+"""What stands nowhere as it was given: an activity that is earlier than the last one changes nothing."""
 
 
 def hostile(kind: Any) -> dict[str, Any]:
@@ -177,18 +178,25 @@ FIELDS = [(operation, each) for operation in OPERATIONS for each in operation.si
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sw.Client]:
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[sw.StorageWorker]:
     with (
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(prefix="sw-", dir="/tmp") as runtime,
     ):
         patch.setenv("XDG_RUNTIME_DIR", runtime)
         path = tmp_path_factory.mktemp("hostile") / "app.db"
-        worker = sw.StorageWorker(path, stores=["storage_worker.conversation:store"])
-        with worker, worker.connect() as client:
-            client.call(conversation.create_room("room"))
-            yield client
-            assert client.check() == []
+        with sw.StorageWorker(path, stores=["storage_worker.conversation:store"]) as worker:
+            with worker.connect() as client:
+                client.call(conversation.create_room("room"))
+            yield worker
+            with worker.connect(role="admin") as client:
+                assert client.check() == []
+
+
+@pytest.fixture
+def client(worker: sw.StorageWorker) -> Iterator[sw.Client]:
+    with worker.connect() as connected:
+        yield connected
 
 
 def sent_values(value: Any) -> Iterator[Any]:

@@ -27,6 +27,9 @@ LEAVES = {
     "execution_result": ("execution_result", None),
     "compaction_start": ("compaction_started", None),
     "compaction_end": ("compaction", None),
+    "attachment": (None, None),
+    "transcript_record": (None, None),
+    "import_finished": (None, "idle"),
 }
 """The observation or message that each type leaves, and its session's status."""
 

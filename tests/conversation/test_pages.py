@@ -217,6 +217,28 @@ def test_what_events_left_is_found_however_rare_it_is(desk: Desk, monkeypatch: p
             assert empty <= 50 / 6 + 1
 
 
+def test_events_of_a_room_are_found_however_rare_they_are(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "WINDOW_EVENTS", 3)
+    monkeypatch.setattr(pages, "WINDOWS_MAX", 2)
+    conversation.create_room.handler(desk.tx, "rare")
+    at = {5, 6, 20, 21, 22, 23, 40}
+    for number in range(1, 50):
+        # Also those of a session that stands elsewhere.
+        desk.append(session=f"s{number % 3}", room="rare" if number in at else ROOM)
+    for rows in (1, 2, 100):
+        found: list[int] = []
+        page = conversation.history.handler(desk.tx, room="rare", page_rows=rows)
+        while page.more:
+            found += [each.event.stream_id for each in page.items]
+            page = conversation.history.handler(desk.tx, None, page.cursor, rows, room="rare")
+        assert found + [each.event.stream_id for each in page.items] == sorted(at)
+    assert not conversation.history.handler(desk.tx, room="nothing").items
+    with pytest.raises(InvalidRequestError):
+        conversation.history.handler(desk.tx, "s1", room="rare")
+
+
 def test_the_end_is_known_where_nothing_follows(desk: Desk) -> None:
     desk.admit()
     desk.append()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tests.conversation.mortal_store import STORES, admit_and_die, ingest_and_di
 ROOM = "room"
 PATIENCE_S = 60.0
 TOGETHER = 32
-DIRECTORIES = int(os.environ.get("FRESH_DIRECTORIES", "2"))
+DIRECTORIES = 20
 """How often the race for a new session is run; each time in a new directory."""
 
 
@@ -46,39 +47,66 @@ def events_of(client: sw.Client, session: str, page_rows: int = 500) -> list[Eve
     return found
 
 
-def run_processes(target: Any, arguments: list[tuple[Any, ...]]) -> None:
+def append_together(link: Any, barrier: Any, number: int) -> None:
+    """For each address that comes: connect, and append at the same instant as all others."""
+    while (address := link.recv()) is not None:
+        with sw.connect(address) as client:
+            client.connect()
+            barrier.wait(PATIENCE_S)
+            link.send(client.call(conversation.append("new session", "note", {"number": number})).created)
+
+
+@contextmanager
+def writers_together() -> Iterator[list[Any]]:
+    """Pipes to `TOGETHER` processes that append together; they are started once for all directories."""
     context = ForkContext()
-    running = [context.Process(target=target, args=own) for own in arguments]
-    for process in running:
-        process.start()
-    for process in running:
-        process.join(PATIENCE_S)
-        if process.is_alive():
+    barrier = context.Barrier(TOGETHER)
+    links: list[Any] = []
+    running: list[Any] = []
+    try:
+        for number in range(TOGETHER):
+            ours, theirs = context.Pipe()
+            links.append(ours)
+            running.append(context.Process(target=append_together, args=(theirs, barrier, number)))
+            running[-1].start()
+            theirs.close()
+        yield links
+        for link in links:
+            link.send(None)
+        for process in running:
+            process.join(PATIENCE_S)
+        assert [process.exitcode for process in running] == [0] * TOGETHER
+    finally:
+        for process in running:
             process.kill()
             process.join()
-    assert [process.exitcode for process in running] == [0] * len(running)
+        for link in links:
+            link.close()
 
 
-def append_together(address: str, barrier: Any, number: int) -> None:
-    with sw.connect(address) as client:
-        client.connect()
-        barrier.wait(PATIENCE_S)
-        client.call(conversation.append("new session", "note", {"number": number}))
+def test_a_new_session_is_made_once_by_many_at_once(tmp_path: Path) -> None:
+    with writers_together() as links:
+        for number in range(DIRECTORIES):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            with sw.StorageWorker(folder / "app.db", stores=["storage_worker.conversation:store"]) as worker:
+                for link in links:
+                    link.send(worker.address)
+                for link in links:
+                    assert link.poll(PATIENCE_S)
+                    assert link.recv()
+                with worker.connect() as client:
+                    assert_made_once(client)
 
 
-@pytest.mark.parametrize("number", range(DIRECTORIES))
-def test_a_new_session_is_made_once_by_many_at_once(database: Path, number: int) -> None:
-    with sw.StorageWorker(database, stores=["storage_worker.conversation:store"]) as worker:
-        barrier = ForkContext().Barrier(TOGETHER)
-        run_processes(append_together, [(worker.address, barrier, each) for each in range(TOGETHER)])
-        with worker.connect() as client:
-            events = events_of(client, "new session")
-            assert [event.sequence for event in events] == list(range(1, TOGETHER + 1))
-            assert sorted(event.attributes["number"] for event in events) == list(range(TOGETHER))
-            assert len({event.room for event in events}) == 1
-            rows = client.query("select count(*) from conversation_sessions where id = 'new session'")
-            assert rows.scalar() == 1
-            assert len(client.call(conversation.rooms()).items) == 1
+def assert_made_once(client: sw.Client) -> None:
+    events = events_of(client, "new session")
+    assert [event.sequence for event in events] == list(range(1, TOGETHER + 1))
+    assert sorted(event.attributes["number"] for event in events) == list(range(TOGETHER))
+    assert len({event.room for event in events}) == 1
+    rows = client.query("select count(*) from conversation_sessions where id = 'new session'")
+    assert rows.scalar() == 1
+    assert len(client.call(conversation.rooms()).items) == 1
 
 
 class TestTransactionsInFlight:

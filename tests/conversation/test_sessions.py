@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from storage_worker import conversation
@@ -7,7 +9,7 @@ from storage_worker.protocol.errors import InvalidRequestError
 from .desk import ROOM, Desk, everything
 
 
-def upsert(desk: Desk, session: str = "s", **options: str) -> conversation.Session:
+def upsert(desk: Desk, session: str = "s", **options: Any) -> conversation.Session:
     return conversation.upsert_session.handler(desk.tx, session, **options)
 
 

@@ -83,12 +83,18 @@ class FakeWorker:
                     return
 
     def read(self, peer: socket.socket) -> None:
-        data = peer.recv(READ_BYTES)
+        try:
+            data = peer.recv(READ_BYTES)
+            self.answer(peer, data)
+        except ConnectionError:
+            # A client whose time was over has closed.
+            data = b""
         if not data:
             self.selector.unregister(peer)
             del self.peers[peer]
             peer.close()
-            return
+
+    def answer(self, peer: socket.socket, data: bytes) -> None:
         for body in self.peers[peer].feed(data):
             envelope = decode_from_client(body)
             if isinstance(envelope, Hello):

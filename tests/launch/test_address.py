@@ -52,6 +52,21 @@ def test_a_runtime_directory_with_a_long_path_is_passed_over(
     assert list(long.iterdir()) == []
 
 
+def test_a_directory_whose_path_is_no_text_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch, runtime: Path
+) -> None:
+    """An address is sent as text, to the worker and to other processes."""
+    strange = runtime / "\udcff"
+    strange.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(strange))
+    monkeypatch.setattr(tempfile, "tempdir", str(strange))
+    monkeypatch.setattr(addresses, "_bases", lambda: [f"{strange}/storage-worker"])
+    base = path_of(socket_address("/app.db")).parent
+    assert base.parent == Path("/tmp")
+    base.rmdir()
+    assert list(strange.iterdir()) == []
+
+
 @pytest.mark.parametrize("given", ["", "relative", "/nowhere/at/all"])
 def test_a_runtime_directory_that_is_none_is_passed_over(
     monkeypatch: pytest.MonkeyPatch, runtime: Path, given: str

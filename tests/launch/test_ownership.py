@@ -172,7 +172,7 @@ def test_a_refused_path_leaves_nothing(tmp_path: Path) -> None:
 def test_asking_makes_no_file(tmp_path: Path) -> None:
     assert not is_owned(str(tmp_path / "app.db"))
     assert read_record(str(tmp_path / "app.db")) is None
-    assert "has not said" in already_owned(str(tmp_path / "app.db")).message
+    assert "starts or supervises" in already_owned(str(tmp_path / "app.db")).message
     assert list(tmp_path.iterdir()) == []
 
 

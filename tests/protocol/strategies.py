@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from storage_worker.protocol.envelope import (
     Cancel,
+    Chunk,
+    Credit,
     Failure,
     Goodbye,
     Hello,
@@ -57,6 +59,8 @@ requests = st.builds(
     arguments=nested_values,
 )
 cancels = st.builds(Cancel, id=request_ids)
+chunks = st.builds(Chunk, id=request_ids, sequence=unsigned, part=st.binary(max_size=40))
+credits_ = st.builds(Credit, id=request_ids, count=st.integers(1, 2**64 - 1))
 goodbyes = st.builds(Goodbye, reason=texts)
 welcomes = st.builds(
     Welcome,
@@ -88,8 +92,8 @@ failures = st.builds(
     ),
 )
 
-from_client = st.one_of(hellos, requests, cancels, goodbyes)
-from_worker = st.one_of(welcomes, replies, failures, goodbyes)
+from_client = st.one_of(hellos, requests, cancels, chunks, credits_, goodbyes)
+from_worker = st.one_of(welcomes, replies, failures, chunks, credits_, goodbyes)
 
 
 def damaged(encoded: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from storage_worker.protocol.envelope import (
     Cancel,
+    Chunk,
+    Credit,
     Failure,
     Goodbye,
     Hello,
+    OutgoingChunk,
     OutgoingReply,
     OutgoingRequest,
     Reply,
@@ -124,10 +127,11 @@ class TestGarbage:
 
     @given(from_client, from_worker)
     def test_one_sides_envelopes_are_not_the_others(self, client: Any, worker: Any) -> None:
-        if not isinstance(client, Goodbye):
+        of_both = (Goodbye, Chunk, Credit)
+        if not isinstance(client, of_both):
             with pytest.raises(ProtocolError):
                 decode_from_worker(encode(client))
-        if not isinstance(worker, Goodbye):
+        if not isinstance(worker, of_both):
             with pytest.raises(ProtocolError):
                 decode_from_client(encode(worker))
 
@@ -186,7 +190,11 @@ def test_a_request_costs_few_bytes_beyond_its_arguments() -> None:
 
 
 def test_every_tag_is_of_its_own() -> None:
-    tags = [kind.__struct_config__.tag for kind in (Hello, Welcome, Request, Reply, Failure, Cancel, Goodbye)]
+    tags = [
+        kind.__struct_config__.tag
+        for kind in (Hello, Welcome, Request, Reply, Failure, Cancel, Chunk, Credit, Goodbye)
+    ]
     assert len(set(tags)) == len(tags)
     assert OutgoingRequest.__struct_config__.tag == Request.__struct_config__.tag
+    assert OutgoingChunk.__struct_config__.tag == Chunk.__struct_config__.tag
     assert OutgoingReply.__struct_config__.tag == Reply.__struct_config__.tag

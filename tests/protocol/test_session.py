@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from storage_worker.protocol.envelope import (
     PROTOCOL_VERSION,
     Cancel,
+    Chunk,
+    Credit,
     Failure,
     FromClient,
     FromWorker,
@@ -33,12 +35,14 @@ from storage_worker.protocol.session import (
     check_welcome,
 )
 
-from .strategies import cancels, failures, goodbyes, hellos, replies, requests, welcomes
+from .strategies import cancels, chunks, credits_, failures, goodbyes, hellos, replies, requests, welcomes
 
 SAMPLES: dict[Any, Any] = {
     Hello: Hello(PROTOCOL_VERSION, "client", 1, "write", 0),
     Request: Request(1, "sql.query", 0, 0, None, 0, 0, msgspec.Raw(b"\x90")),
     Cancel: Cancel(1),
+    Chunk: Chunk(1, 0, b"part"),
+    Credit: Credit(1, 1),
     Goodbye: Goodbye("over"),
     Welcome: Welcome(PROTOCOL_VERSION, "worker", 1, "write", DEFAULT_LIMITS, "3.54.1", "wal", "full", 0),
     Reply: Reply(1, msgspec.Raw(b"\xc0")),
@@ -48,10 +52,10 @@ CLIENT_KINDS: tuple[Any, ...] = get_args(FromClient)
 WORKER_KINDS: tuple[Any, ...] = get_args(FromWorker)
 
 moves_of_both = st.one_of(
-    st.one_of(hellos, requests, cancels, goodbyes).map(
+    st.one_of(hellos, requests, cancels, chunks, credits_, goodbyes).map(
         lambda sent: ("client", decode_from_client(encode(sent)))
     ),
-    st.one_of(welcomes, replies, failures, goodbyes).map(
+    st.one_of(welcomes, replies, failures, chunks, credits_, goodbyes).map(
         lambda sent: ("worker", decode_from_worker(encode(sent)))
     ),
 )
@@ -116,7 +120,7 @@ class TestRules:
                 continue
             assert before is not State.CLOSED
             greeted += isinstance(envelope, Hello)
-            if isinstance(envelope, Request | Cancel):
+            if isinstance(envelope, Request | Cancel | Chunk | Credit):
                 assert before in {State.OPEN, State.DRAINING}
             if isinstance(envelope, Goodbye) and side == "client":
                 assert session.state is State.CLOSED

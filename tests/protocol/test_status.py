@@ -116,6 +116,7 @@ def a_status() -> WorkerStatus:
         process=ProcessStatus(pid=1),
         background=[],
         clients=[],
+        snapshots=[],
         limits=DEFAULT_LIMITS,
     )
 

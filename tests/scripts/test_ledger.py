@@ -1,22 +1,26 @@
 """The judge of the crash test must be able to find each thing it looks for."""
 
 import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 import ledger
 import storage_worker as sw
-from ledger import Fate, Ledger, LedgerWriter
+from ledger import Checked, Fate, Ledger, LedgerWriter, Seen
 
 
 class StoredWrites:
     """Stands in for a client: the same statements on a database in memory."""
 
-    def __init__(self) -> None:
-        self.connection = sqlite3.connect(":memory:")
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
         self.connection.execute(ledger.CREATE)
+        self.states: dict[str, str] = {}
 
     def store(self, number: int, *, client: int = 0, body: bytes | None = None) -> None:
         row = (
@@ -31,14 +35,19 @@ class StoredWrites:
         assert timeout > 0
         return sw.Rows(rows=self.connection.execute(sql, parameters).fetchall())
 
+    def outcome(self, key: str, *, timeout: float) -> sw.KnownOutcome:
+        assert timeout > 0
+        return msgspec.convert([self.states[key]], sw.KnownOutcome)
+
     def check(self, notes: Ledger, **kwargs: Any) -> list[str]:
         notes.read()
         return ledger.check(cast("sw.Client", self), notes, **{"bodies": True, **kwargs}).wrong
 
 
 @pytest.fixture
-def stored() -> StoredWrites:
-    return StoredWrites()
+def stored() -> Iterator[StoredWrites]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        yield StoredWrites(connection)
 
 
 def noted(folder: Path, *fates: Fate, client: int = 0) -> Ledger:
@@ -121,3 +130,58 @@ def test_bodies_can_be_made_again_and_differ() -> None:
     assert len(set(bodies)) == len(bodies)
     assert min(map(len, bodies)) == 32
     assert 4_000 < max(map(len, bodies)) <= 8_192
+
+
+def test_a_look_finds_what_is_new_and_keeps_what_it_saw(tmp_path: Path, stored: StoredWrites) -> None:
+    notes = noted(tmp_path, Fate.ACKNOWLEDGED, Fate.SENT, Fate.NOT_COMMITTED, Fate.ACKNOWLEDGED)
+    client, seen = cast("sw.Client", stored), Seen()
+    stored.store(0)
+    assert [each.split(" (")[0] for each in seen.look(client, notes).wrong] == ["client 0, write 3"]
+    assert seen.look(client, notes).wrong == []
+    # Late: a write that was only sent may still come, one that was called not committed may not.
+    stored.store(1)
+    stored.store(2)
+    assert [each.split(" (")[0] for each in seen.look(client, notes).wrong] == ["client 0, write 2"]
+    # Twice, though long after the first one was seen.
+    stored.store(1)
+    [found] = seen.look(client, notes).wrong
+    assert "it stands 2 times" in found
+
+
+def test_a_look_waits_for_the_fate_of_what_was_sent_after_the_ledger_was_read(
+    tmp_path: Path, stored: StoredWrites
+) -> None:
+    client, seen, notes = cast("sw.Client", stored), Seen(), Ledger(tmp_path)
+    stored.store(0)
+    assert seen.look(client, notes).wrong == []
+    writer = LedgerWriter(notes.path(0))
+    writer.note(0, Fate.NOT_COMMITTED)
+    writer.close()
+    [found] = seen.look(client, notes).wrong
+    assert "called not committed and stands there" in found
+
+
+def test_a_look_at_more_rows_than_a_page(tmp_path: Path, stored: StoredWrites) -> None:
+    count = ledger.SEEN_PAGE_ROWS + 1
+    notes = noted(tmp_path, *[Fate.ACKNOWLEDGED] * count)
+    for number in range(count):
+        stored.store(number)
+    seen = Seen()
+    assert seen.look(cast("sw.Client", stored), notes) == Checked(count, [])
+
+
+@pytest.mark.parametrize(
+    ("state", "times", "is_wrong"),
+    [("committed", 1, False), ("not_found", 0, False), ("committed", 0, True), ("not_found", 1, True)],
+)
+def test_what_the_worker_says_of_a_key_is_held_against_what_is_stored(
+    tmp_path: Path, stored: StoredWrites, state: str, times: int, is_wrong: bool
+) -> None:
+    # Number 1 has no key; the end of number 2 is known.
+    notes = noted(tmp_path, Fate.UNKNOWN, Fate.UNKNOWN, Fate.ACKNOWLEDGED)
+    notes.read()
+    for _ in range(times):
+        stored.store(0)
+    stored.states = {"0/0": state}
+    checked = ledger.check_outcomes(cast("sw.Client", stored), notes)
+    assert (checked.writes, bool(checked.wrong)) == (1, is_wrong)

@@ -37,11 +37,12 @@ def test_quantiles_of_few_values() -> None:
     assert [quantile([1.0, 2.0, 3.0], q) for q in (0.0, 0.5, 0.999, 1.0)] == [1.0, 2.0, 3.0, 3.0]
 
 
-def test_ratios_are_of_the_same_number_of_clients() -> None:
-    def measured(kind: str, clients: int, *counts: int) -> Measured:
-        runs = [Run([sample(*[0.001] * count)], 1.0, None) for count in counts]
-        return Measured(kind, clients, figures(runs), [figures([run]) for run in runs])
+def measured(kind: str, clients: int, *counts: int) -> Measured:
+    runs = [Run([sample(*[0.001] * count)], 1.0, None) for count in counts]
+    return Measured(kind, clients, figures(runs), [figures([run]) for run in runs])
 
+
+def test_ratios_are_of_the_same_number_of_clients() -> None:
     [ratio] = ratios(
         [measured("worker", 8, 10, 30), measured("direct", 8, 10, 10), measured("bare", 32, 1, 1)]
     )
@@ -51,6 +52,17 @@ def test_ratios_are_of_the_same_number_of_clients() -> None:
         2.0,
         (1.0, 3.0),
     )
+
+
+def test_more_clients_are_compared_with_the_first_number_of_them() -> None:
+    found = ratios(
+        [measured("worker", 32, 20, 40), measured("worker", 128, 30, 20), measured("worker", 1, 5, 1)]
+    )
+    assert [(one.peer, one.clients, one.throughput, one.throughput_rounds) for one in found] == [
+        ("worker, 32 clients", 128, 50 / 60, (0.5, 1.5)),
+        ("worker, 32 clients", 1, 0.1, (1 / 40, 0.25)),
+    ]
+    assert ratios([measured("worker", 32, 20, 40)]) == []
 
 
 def counting(start: object, count: int) -> Sample:

@@ -142,21 +142,6 @@ def test_those_that_must_run_alone_keep_their_turns() -> None:
     assert begun[:3] == jobs
 
 
-def test_one_behind_others_waits_for_their_answers_and_holds_nobody_up() -> None:
-    lane = Lane()
-    asker, other = client("asker"), client("other")
-    original = request(other)
-    question, later = request(asker, 1), request(asker, 2)
-    question.behind = (original,)
-    work = [request(other, number) for number in (2, 3)]
-    for job in (question, later, *work):
-        lane.add(job)
-    assert everything(lane) == work
-    assert lane.requests == 2
-    original.answered = True
-    assert everything(lane, group=True) == [question, later]
-
-
 def test_a_paused_client_keeps_its_places_and_gets_no_turn() -> None:
     lane = Lane()
     slow, other = client("slow"), client("other")
@@ -352,15 +337,18 @@ def limits(**changes: int) -> Limits:
 
 
 def refusal(admission: Admission, peer: Peer, size: int = 10, waiting: int = 0) -> OverloadedError:
+    lane = Lane()
+    for number in range(waiting):
+        lane.add(request(peer, number + 1_000_000))
     with pytest.raises(OverloadedError) as caught:
-        admission.place(peer, size, waiting)
+        admission.place(peer, size, [Lane(), lane])
     assert caught.value.retryable
     assert caught.value.outcome == "not_committed"
     return caught.value
 
 
 def admit(admission: Admission, peer: Peer, number: int, size: int = 10) -> Job:
-    admission.place(peer, size, admission.requests)
+    admission.place(peer, size, [])
     job = request(peer, number, size=size)
     admission.add(job)
     return job

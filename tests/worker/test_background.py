@@ -29,7 +29,7 @@ from storage_worker.protocol.status import BackgroundTask, WorkerStatus
 from tests.worker.conftest import RunningWorker, StartWorker
 from tests.worker.gates import STORE, Gate, write_alone
 from tests.worker.hostile import until
-from tests.worker.raw import RawClient
+from tests.worker.raw import RawClient, wait_until_waiting
 from tests.worker.workbench import Workbench, result
 
 MS = 1_000_000
@@ -462,10 +462,15 @@ def test_a_copy_s_deadline_is_kept_while_a_statement_runs(
     fill(admin, 24)
     path = tmp_path / "copies" / "copy.db"
     path.parent.mkdir()
-    copy = ask_for_copy(admin, path, seconds=1)
-    runs_now(other)
     other.ask(write_alone.name, [gate.path])
     gate.wait()
+    # Its begin is followed at once by a statement that stands, so that it can neither wait longer nor get done.
+    copy = ask_for_copy(admin, path, seconds=2)
+    admin.ask(write_alone.name, [gate.path])
+    wait_until_waiting(other, 2)
+    gate.open()
+    gate.wait()
+    assert other.status().background[-1].name == "backup"
     error = failure(admin, copy)
     assert isinstance(error, DeadlineExceededError)
     assert error.details == {"stage": "execution"}

@@ -16,7 +16,15 @@ from storage_worker.protocol.errors import (
     StorageFullError,
     TransactionExpiredError,
 )
-from storage_worker.protocol.statements import BEGIN, COMMIT, ROLLBACK, Begin, Nothing
+from storage_worker.protocol.statements import (
+    BEGIN,
+    COMMIT,
+    OUTCOME,
+    ROLLBACK,
+    Begin,
+    Nothing,
+    OutcomeQuestion,
+)
 from tests.worker.conftest import RunningWorker, StartWorker
 from tests.worker.raw import RawClient
 
@@ -196,3 +204,27 @@ def fill_interactively(client: RawClient, transaction: int) -> StorageError:
     except StorageError as error:
         return error
     raise AssertionError("the disk never fills up")
+
+
+def test_what_adds_nothing_is_served_below_the_reserve_and_a_repeat_is_told_the_truth(
+    start_worker: StartWorker, small_disk: Path
+) -> None:
+    """A client that has lost an answer must be able to learn what became of its write."""
+    worker, ledger = started(start_worker, small_disk)
+    client = ledger.client
+    client.execute("insert into t values(1000000, 'kept')", key="k")
+    owner = worker.connect()
+    number = owner.call(BEGIN, Begin(0))
+    owner.execute("insert into t values(2000000, 'in a transaction')", transaction=number)
+    fill(small_disk, leave=SIZE // 100)
+    error = ledger.add_until_full(10)
+    assert isinstance(error, StorageFullError)
+    owner.call(COMMIT, Nothing(), transaction=number)
+    assert client.execute("insert into t values(1000000, 'kept')", key="k").rows_changed == 1
+    assert client.call(OUTCOME, OutcomeQuestion("k")).state == "committed"
+    assert client.call(OUTCOME, OutcomeQuestion("new")).state == "not_found"
+    with pytest.raises(StorageFullError) as caught:
+        client.execute("insert into t values(3000000, 'new')", key="new")
+    assert caught.value.outcome == "not_committed"
+    found = [a for (a,) in client.query("select a from t where a > 999999 order by a")]
+    assert found == [1_000_000, 2_000_000]

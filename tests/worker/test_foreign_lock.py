@@ -1,10 +1,12 @@
 """A process that is none of ours holds SQLite's lock: who has time waits, who has not is told, all others are served."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import storage_worker as sw
 from storage_worker.protocol.envelope import Failure, Reply
 from storage_worker.protocol.errors import BusyError
 from storage_worker.protocol.statements import BEGIN, COMMIT, EXECUTE, HEALTH, Begin, Nothing, Statement
@@ -49,6 +51,32 @@ def test_the_patient_succeed_and_the_others_are_told(served: RunningWorker) -> N
     patient.call(COMMIT, Nothing(), transaction=transaction)
     assert [a for (a,) in reader.query("select a from t")] == [0, 1, 2, "interactive"]
     assert reader.call(HEALTH, Nothing()).state == "healthy"
+
+
+def test_three_seconds_of_a_foreign_lock_end_a_call_of_one_second_and_not_one_of_ten(
+    served: RunningWorker,
+) -> None:
+    told: list[str] = []
+
+    def insert(seconds: float) -> None:
+        with sw.connect(served.address, name=f"{seconds:g} s") as client:
+            try:
+                client.execute(INSERT, (seconds,), timeout=seconds)
+                told.append(f"{seconds:g} s: committed")
+            except sw.StorageError as error:
+                told.append(f"{seconds:g} s: {error.code}, {error.outcome}")
+
+    patient, hurried = (threading.Thread(target=insert, args=(seconds,)) for seconds in (10.0, 1.0))
+    with foreign_process(served.path, HOLD) as end_after:
+        patient.start()
+        hurried.start()
+        hurried.join()
+        # It took the first of the three seconds.
+        assert told == ["1 s: storage_busy, not_committed"]
+        end_after(2.0)
+        patient.join()
+    assert told[1:] == ["10 s: committed"]
+    assert served.connect().query("select a from t").rows == [(10.0,)]
 
 
 def test_a_lock_that_comes_and_goes(served: RunningWorker) -> None:

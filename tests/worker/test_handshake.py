@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from storage_worker.address import socket_path
-from storage_worker.pipes import _same_user
+from storage_worker.address import same_user, socket_path
 from storage_worker.protocol.envelope import (
     PROTOCOL_VERSION,
     Cancel,
@@ -29,8 +28,8 @@ from storage_worker.protocol.framing import frame
 from storage_worker.protocol.limits import DEFAULT_LIMITS
 from storage_worker.protocol.statements import HEARTBEAT, Nothing, Statement
 from tests.worker.conftest import RunningWorker, StartWorker
-from tests.worker.hostile import Bystander, everything, last_words, request
-from tests.worker.raw import RawClient
+from tests.worker.hostile import Bystander, everything, last_words, request, until
+from tests.worker.raw import PATIENCE_S, RawClient
 
 NOBODY = 65534
 
@@ -159,12 +158,36 @@ def test_unfinished_handshakes_are_bounded(start_worker: StartWorker) -> None:
     worker = start_worker(handshakes_unfinished_max=3)
     bystander = Bystander(worker)
     waiting = [worker.connect(greet=False) for _ in range(3)]
-    assert refused(worker).details["bound"] == "handshakes_unfinished"
+    late = worker.connect(greet=False)
+    late.send(hello())
     bystander.check()
+    late.socket.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        late.receive()
+    late.socket.settimeout(PATIENCE_S)
     for client in waiting:
         client.send(hello())
         assert isinstance(client.receive(), Welcome)
+    assert isinstance(late.receive(), Welcome), "it waited in the backlog, and there is room now"
+
+
+def test_stalled_handshakes_keep_others_out_for_no_longer_than_they_may_last(
+    start_worker: StartWorker,
+) -> None:
+    worker = start_worker(handshakes_unfinished_max=2, handshake_ms_max=200)
+    stalled = [worker.connect(greet=False) for _ in range(2)]
     worker.connect().query("select 1")
+    for client in stalled:
+        assert isinstance(client.receive(), Failure)
+
+
+def test_a_fan_out_of_many_connections_at_once_is_welcomed_whole(start_worker: StartWorker) -> None:
+    worker = start_worker(handshakes_unfinished_max=4)
+    clients = [worker.connect(greet=False) for _ in range(200)]
+    for client in clients:
+        client.send(hello())
+    for client in clients:
+        assert isinstance(client.receive(), Welcome)
 
 
 def test_connections_are_bounded(start_worker: StartWorker) -> None:
@@ -204,7 +227,8 @@ def test_many_come_and_go(standing_worker: RunningWorker) -> None:
         with socket.socket(socket.AF_UNIX) as sock:
             sock.connect(socket_path(standing_worker.address))
     bystander.check()
-    assert bystander.client.status().process.descriptors <= before
+    # Some of them still wait in the backlog.
+    until(bystander.client, lambda status: status.process.descriptors <= before)
     bystander.client.close()
 
 
@@ -241,14 +265,14 @@ def test_a_status_that_cannot_be_had_is_a_typed_error(start_worker: StartWorker)
 def test_the_own_user_is_known() -> None:
     near, far = socket.socketpair()
     with near, far:
-        assert _same_user(near)
+        assert same_user(near)
 
 
 def test_another_user_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = socket.socketpair()
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with near, far:
-        assert not _same_user(near)
+        assert not same_user(near)
 
 
 @contextmanager

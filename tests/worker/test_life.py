@@ -1,5 +1,6 @@
 """A worker's end: by a stop, a signal, its owner's or its last client's end, a handler that hangs; and its rest."""
 
+import json
 import os
 import select
 import signal
@@ -294,11 +295,11 @@ def test_it_can_be_ended_while_it_starts(
 
 
 HOST = """
-import os, signal, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 from tests.worker.conftest import startup_for
 from storage_worker.spawn import spawn
-child = spawn(startup_for(Path(sys.argv[1]), stores=sys.argv[2:]))
+child = spawn(startup_for(Path(sys.argv[1]), **json.loads(sys.argv[2])))
 record = child.answer(time.monotonic_ns() + 30_000_000_000)
 if os.fork() == 0:
     # It holds whatever its parent had open.
@@ -313,9 +314,9 @@ while True:
 class Host:
     """A process that owns a worker, and has a child that outlives it."""
 
-    def __init__(self, path: Path, *stores: str) -> None:
+    def __init__(self, path: Path, store: str = STORE, **limits: int) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", HOST, str(path), *stores],
+            [sys.executable, "-c", HOST, str(path), json.dumps({"stores": [store], **limits})],
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(module_path())},
@@ -348,7 +349,15 @@ class Host:
 
 @pytest.fixture
 def host(database: Path) -> Any:
-    host = Host(database, STORE)
+    host = Host(database)
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def patient_host(database: Path) -> Any:
+    """Its worker may take longer than any test for what is in flight when the host ends."""
+    host = Host(database, orphan_grace_ms=int(PATIENCE_S * 10_000))
     yield host
     host.close()
 
@@ -375,6 +384,30 @@ def test_a_killed_hosts_worker_ends_although_a_child_of_the_host_lives(host: Hos
     client.close()
     assert not is_owned(str(database))
     assert not Path(socket_path(host.address)).exists()
+
+
+@pytest.mark.parametrize("connections", [0, 3])
+def test_with_nothing_in_flight_it_ends_without_its_grace(patient_host: Host, connections: int) -> None:
+    clients = [RawClient(patient_host.address) for _ in range(connections)]
+    for client in clients:
+        client.execute("create table if not exists t(a)")
+    patient_host.kill()
+    assert patient_host.worker_ends()
+    for client in clients:
+        assert any(isinstance(each, Goodbye) for each in rest_of(client))
+        client.close()
+
+
+def test_what_is_in_flight_is_finished_first(patient_host: Host, gate: Gate) -> None:
+    with RawClient(patient_host.address) as client:
+        client.ask(write.name, [gate.path])
+        gate.wait()
+        patient_host.kill()
+        # It knows already that it is to end.
+        assert isinstance(client.receive(), Goodbye)
+        gate.open()
+        assert isinstance(client.receive(), Reply)
+    assert patient_host.worker_ends()
 
 
 @pytest.mark.parametrize("operation", [write, read, spin])

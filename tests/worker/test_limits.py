@@ -82,11 +82,11 @@ def test_a_deadline_too_far_away(client: RawClient) -> None:
     assert isinstance(client.answer(ask_with(client, INSERT, WRITE, deadline_ns=near)), Reply)
 
 
-@pytest.mark.parametrize("size", [LIMITS.result_bytes_max + 1, 2**32, 2**63, 2**64 - 1])
+@pytest.mark.parametrize("size", [LIMITS.chunked_bytes_max + 1, 2**32, 2**63, 2**64 - 1])
 def test_a_result_that_may_not_be_allowed(client: RawClient, size: int) -> None:
     assert isinstance(refusal(client, INSERT, WRITE, result_bytes=size), InvalidRequestError)
     assert table_is_empty(client, "kept")
-    answer = client.answer(ask_with(client, INSERT, WRITE, result_bytes=LIMITS.result_bytes_max))
+    answer = client.answer(ask_with(client, INSERT, WRITE, result_bytes=LIMITS.chunked_bytes_max))
     assert isinstance(answer, Reply)
 
 

@@ -51,6 +51,9 @@ class Listener:
         peer.paused = False
         self.resumed.append(peer.name)
 
+    def send_next(self, peer: Peer) -> None:
+        raise AssertionError(peer.name)
+
 
 class Bench:
     """Pipes and their clients' ends."""
@@ -220,3 +223,44 @@ def test_progress_gives_more_time(bench: Bench) -> None:
     bench.pipes.look_at_time(due)
     assert bench.listener.left == []
     assert bench.pipes.due_ns() > due
+
+
+def test_clients_that_leave_their_frames_unfinished_share_a_bound_and_the_slowest_goes_first() -> None:
+    size = 100_000
+    with contextlib.closing(Bench(partial_bytes_max=3 * size + 100, request_bytes_max=2 * size)) as bench:
+        begun = frame(bytes(2 * size))[:size]
+        names = [f"stalled {number}" for number in range(4)]
+        for name in names:
+            bench.connect(name).setblocking(True)
+        for name in names[:3]:
+            bench.ends[name].sendall(begun)
+        while bench.pipes._partial_bytes < 3 * size:
+            bench.turn()
+        # Whoever makes progress is not the slowest.
+        bench.ends["stalled 0"].sendall(b"\0")
+        while bench.peers["stalled 0"].partial_bytes == size:
+            bench.turn()
+        bench.ends["stalled 3"].sendall(begun)
+        while bench.peers["stalled 3"].partial_bytes < size and not bench.peers["stalled 3"].closed:
+            bench.turn()
+        assert [name for name in names if bench.peers[name].closed] == ["stalled 1"]
+        bench.ends["stalled 0"].sendall(frame(bytes(2 * size))[size + 1 :])
+        while not bench.listener.took:
+            bench.turn()
+        assert bench.listener.took == [("stalled 0", bytes(2 * size))]
+        # The rest of it took the room of the next one.
+        assert bench.peers["stalled 2"].closed
+        assert bench.pipes._partial_bytes == size
+
+
+def test_what_all_clients_leave_unread_has_a_bound_and_the_worst_goes_first() -> None:
+    with contextlib.closing(Bench(unread_bytes_max=8 * MIB, unread_total_bytes_max=10 * MIB)) as bench:
+        for name, size in (("reads", 0), ("leaves 4", 4 * MIB), ("leaves 5", 5 * MIB)):
+            bench.connect(name)
+            bench.pipes.queue(bench.peers[name], bytes(size))
+            bench.pipes.flush()
+        assert not any(peer.closed for peer in bench.peers.values())
+        bench.pipes.queue(bench.peers["reads"], bytes(3 * MIB))
+        assert [name for name, peer in bench.peers.items() if peer.closed] == ["leaves 5"]
+        bench.pipes.flush()
+        assert bench.pipes._unread_bytes == sum(peer.unread_bytes for peer in bench.peers.values()) < 10 * MIB

@@ -3,6 +3,7 @@
 import dataclasses
 import random
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from storage_worker.background import TrimReceipts
+from storage_worker.protocol.envelope import ARGUMENTS_FOLLOW, Cancel, Failure, OutgoingRequest, Reply
 from storage_worker.protocol.errors import (
     InvalidRequestError,
     OperationFailedError,
@@ -347,10 +349,11 @@ def test_an_outcome_is_answered_behind_what_is_in_flight(worker: RunningWorker) 
     other = asker.ask(EXECUTE, Statement(INSERT, ["other"]))
     wait_until_waiting(owner, 8)
     owner.call(ROLLBACK, Nothing(), transaction=number)
+    # It keeps nobody from a turn meanwhile, its own client neither.
+    asker.answer(other)
     found = OUTCOME.decode_result(asker.answer(question).result)  # type: ignore[union-attr]
     assert found.state == "committed"
     assert found.result_as(EXECUTE).rows[0][1] == "keyed"
-    asker.answer(other)
     writer.answer(keyed)
 
 
@@ -399,3 +402,29 @@ def test_a_request_too_long_for_its_deadline_is_repeated_with_its_key(worker: Ru
     done = client.execute(slow, key="k")
     assert client.execute(slow, key="k") == done
     assert client.query("select a from t").rows == [(2_000_000,)]
+
+
+def test_a_question_behind_a_write_that_does_not_come_to_an_end_keeps_the_worker_idle(
+    start_worker: StartWorker,
+) -> None:
+    """It stands where no executor takes it, and so does nothing until its write has an answer."""
+    worker = start_worker()
+    with worker.connect() as writer, worker.connect() as asker, worker.connect() as watcher:
+        writer.execute("create table t(a)")
+        # Its arguments are announced and do not come.
+        writer.last_id += 1
+        deadline = time.monotonic_ns() + 60 * 10**9
+        writer.send(
+            OutgoingRequest(writer.last_id, EXECUTE.name, deadline, 0, "k", 0, ARGUMENTS_FOLLOW, 1_000_000)
+        )
+        wait_until_waiting(watcher, 1)
+        question = asker.ask(OUTCOME, OutcomeQuestion("k"))
+        wait_until_waiting(watcher, 2)
+        groups = watcher.status().writer.groups
+        cancelled = writer.last_id
+        writer.send(Cancel(cancelled))
+        assert isinstance(writer.answer(cancelled), Failure)
+        answer = asker.answer(question)
+        assert isinstance(answer, Reply)
+        assert OUTCOME.decode_result(answer.result).state == "not_found"
+        assert watcher.status().writer.groups == groups + 1

@@ -69,7 +69,7 @@ def serving(state: SimpleNamespace | None = None, **limits: int) -> Serving:
         interactive=interactive,
         blocked=state.blocked_until_ns > 0,
         blocked_until_ns=state.blocked_until_ns,
-        watch=SimpleNamespace(job=None),
+        watch=SimpleNamespace(job=None, own_end_ns=0),
     )
     readers = SimpleNamespace(offer=lambda: None, watches=[])
     of_checkpoints = SimpleNamespace(idle_ns=lambda: state.idle_ns)

@@ -1,0 +1,63 @@
+"""What all commands share: how results and errors are printed, and with which status a command ends."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+import typer
+from rich.console import Console, RenderableType
+
+from .protocol.errors import StorageError
+from .tables import error_plain, error_view
+
+EXIT_FINDINGS: Final = 1
+EXIT_STORAGE_ERROR: Final = 3
+# 0 is fine, and 2 is the command-line library's own, for usage.
+
+CLIENT_NAME: Final = "storage-worker command"
+PIPED_CHARS: Final = 1_000
+
+PathArgument = Annotated[Path, typer.Argument(help="The database file.", show_default=False)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for a program instead of tables.")]
+TimeoutOption = Annotated[float, typer.Option(min=0.01, max=600.0, help="Seconds for the whole call.")]
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "Examples:\n\n" + "\n\n".join(f"$ {line}" for line in lines)
+
+
+@contextmanager
+def typed_errors(*, json: bool) -> Iterator[None]:
+    """A storage error of the block is printed, readable or as JSON, and ends the command with its exit status."""
+    try:
+        yield
+    except StorageError as error:
+        if json:
+            print_json(error_plain(error))
+        else:
+            Console(stderr=True).print(error_view(error), soft_wrap=True)
+        raise typer.Exit(EXIT_STORAGE_ERROR) from error
+
+
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+    sys.stdout.flush()
+
+
+def console() -> Console:
+    """Where results for people go: as wide as the terminal; a file or a pipe has no width, nothing is wrapped there."""
+    found = Console()
+    return found if found.is_terminal else Console(width=PIPED_CHARS)
+
+
+def print_result(view: Callable[[], RenderableType], plain: Callable[[], Any], *, json: bool) -> None:
+    """Print a result, readable or as JSON."""
+    if json:
+        print_json(plain())
+    else:
+        console().print(view())

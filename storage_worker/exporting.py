@@ -1,0 +1,276 @@
+"""Writes what the store holds as JSON lines, in the form that `transcripts.exports` describes."""
+
+import contextlib
+import os
+import stat
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO, Final, TypeVar
+
+import msgspec
+
+from . import conversation
+from .client.client import Client
+from .conversation import payload_client
+from .conversation.records import Historic, Page, PayloadRef, Room, Session
+from .filesystem import failure_of_file
+from .ownership import SidePaths
+from .protocol.errors import DatabasePathError, InvalidRequestError, StorageError
+from .protocol.operation import Call
+from .transcripts import exports
+from .transcripts.exports import (
+    End,
+    EventLine,
+    Head,
+    MessageFields,
+    PayloadIdentity,
+    PayloadLine,
+    RoomLine,
+    SessionLine,
+)
+
+T = TypeVar("T")
+
+PAYLOADS_REMEMBERED: Final = 10_000
+"""Payloads that are known to stand in the export already; one that is forgotten stands there again."""
+
+
+def export_lines(
+    client: Client, session: str | None = None, room: str | None = None, *, timeout: float | None = None
+) -> Iterator[bytes]:
+    """Lines, each with its newline, of a session, of a room, or of everything; what comes meanwhile may be among them.
+
+    `timeout` is in seconds, for each call. Raises `InvalidRequestError` where both are named, `SessionNotFoundError`,
+    `RoomNotFoundError`.
+    """
+    if session is not None and room is not None:
+        raise InvalidRequestError(
+            "an export is of a session, of a room, or of everything; name one of the two"
+        )
+    return _Writing(client, timeout).lines(session, room)
+
+
+def all_pages(
+    client: Client, operation: Callable[[int], Call[Page[T]]], *, timeout: float | None = None
+) -> Iterator[T]:
+    """The items of all pages of a list; `operation` takes the last page's cursor, 0 for the first page.
+
+    `timeout` is in seconds, for each page.
+    """
+    cursor, more = 0, True
+    while more:
+        page = client.call(operation(cursor), timeout=timeout)
+        yield from page.items
+        cursor, more = page.cursor, page.more
+
+
+class _Writing:
+    """Puts before each event what it refers to and was not written yet."""
+
+    def __init__(self, client: Client, timeout: float | None) -> None:
+        self._client = client
+        self._timeout = timeout
+        self._rooms: set[str] = set()
+        self._sessions: set[str] = set()
+        self._payloads: OrderedDict[PayloadRef, None] = OrderedDict()
+
+    def lines(self, session: str | None, room: str | None) -> Iterator[bytes]:
+        """All lines of an export: the head, rooms and sessions, events with what they refer to, the end."""
+        if room is not None and self._call(conversation.room(room)) is None:
+            raise conversation.RoomNotFoundError(f"there is no room {room!r}", details={"room": room})
+        found = None if session is None else self._call(conversation.session(session))
+        if session is not None and found is None:
+            raise conversation.SessionNotFoundError(
+                f"there is no session {session!r}", details={"session": session}
+            )
+        yield _line(Head(version=exports.VERSION, session=session, room=room))
+        yield from self._all_rooms_and_sessions(room) if found is None else self._session(found)
+        count = 0
+        for historic in self._pages(lambda after: conversation.history(session, after, room=room)):
+            yield from self._event(historic)
+            count += 1
+        yield _line(End(events=count))
+
+    def _all_rooms_and_sessions(self, room: str | None) -> Iterator[bytes]:
+        """Those of everything, or a room and its sessions, also where no event names them."""
+        if room is None:
+            for each in self._pages(conversation.rooms):
+                yield from self._room(each.id, each)
+        else:
+            yield from self._room(room)
+        for session in self._pages(lambda after: conversation.sessions(room, after)):
+            yield from self._session(session)
+
+    def _event(self, historic: Historic) -> Iterator[bytes]:
+        """An event's line, and before it those of its room, session and payload."""
+        event = historic.event
+        yield from self._room(event.room)
+        if event.session not in self._sessions:
+            # It came meanwhile, or its own room is not the one that is written.
+            session = self._call(conversation.session(event.session))
+            if session is not None:
+                yield from self._session(session)
+            self._sessions.add(event.session)
+        if isinstance(event.body, PayloadRef):
+            yield from self._payload(event.body)
+        yield _line(event_line(historic))
+
+    def _session(self, session: Session) -> Iterator[bytes]:
+        yield from self._room(session.room)
+        self._sessions.add(session.id)
+        yield _line(_copy(session, SessionLine))
+
+    def _room(self, name: str, room: Room | None = None) -> Iterator[bytes]:
+        if name not in self._rooms:
+            self._rooms.add(name)
+            room = room or self._call(conversation.room(name))
+            assert room is not None, "a session and an event stand in a room, and no room is ever deleted"
+            yield _line(_copy(room, RoomLine))
+
+    def _payload(self, ref: PayloadRef) -> Iterator[bytes]:
+        if ref in self._payloads:
+            self._payloads.move_to_end(ref)
+            return
+        offset = 0
+        parts = payload_client.stream(
+            self._client, ref, chunk_bytes=exports.PART_BYTES, timeout=self._timeout
+        )
+        for part in parts:
+            yield _payload_line(ref, offset, part)
+            offset += len(part)
+        if offset == 0:
+            yield _payload_line(ref, 0, b"")
+        self._payloads[ref] = None
+        if len(self._payloads) > PAYLOADS_REMEMBERED:
+            self._payloads.popitem(last=False)
+
+    def _call(self, call: Call[T]) -> T:
+        return self._client.call(call, timeout=self._timeout)
+
+    def _pages(self, operation: Callable[[int], Call[Page[T]]]) -> Iterator[T]:
+        return all_pages(self._client, operation, timeout=self._timeout)
+
+
+def _line(value: msgspec.Struct) -> bytes:
+    return exports.encode(value) + b"\n"
+
+
+def _copy(record: Any, kind: type[msgspec.Struct]) -> msgspec.Struct:
+    """The fields of a record that a line has, too."""
+    return kind(**{name: getattr(record, name) for name in kind.__struct_fields__})
+
+
+def _payload_line(ref: PayloadRef, offset: int, data: bytes) -> bytes:
+    line = PayloadLine(
+        sha256=ref.sha256,
+        content_type=ref.content_type,
+        retention_class=ref.retention_class,
+        size_bytes=ref.bytes,
+        offset=offset,
+        data=data,
+    )
+    return _line(line)
+
+
+def event_line(historic: Historic) -> EventLine:
+    """An event and its message as the line that an export has of it."""
+    event, said = historic.event, historic.message
+    own = ("provenance", "attributes", "content_type", "body", "payload", "retention_class", "message")
+    body, ref = (None, event.body) if isinstance(event.body, PayloadRef) else (event.body, None)
+    message: MessageFields | None = None
+    if said is not None:
+        message = MessageFields(**{name: getattr(said, name) for name in MessageFields.__struct_fields__})
+    return EventLine(
+        **{name: getattr(event, name) for name in EventLine.__struct_fields__ if name not in own},
+        provenance=None if event.provenance is None else msgspec.json.decode(event.provenance),
+        attributes=event.attributes,
+        content_type=event.content_type if ref is None else ref.content_type,
+        body=body,
+        payload=None if ref is None else PayloadIdentity(sha256=ref.sha256, size_bytes=ref.bytes),
+        retention_class=event.retention_class if ref is None else ref.retention_class,
+        message=message,
+    )
+
+
+# Where lines go
+
+
+def write_lines(lines: Iterable[bytes], path: str, database: str) -> None:
+    """Write lines to a file that is there whole or as it was before: under another name first, then put in its place.
+
+    The file is of mode 0600. Raises `DatabasePathError` where the path is that of the database at `database` or of
+    something of its own, is no regular file's, or cannot be written, and `StorageFullError` where there is no room.
+    """
+    # A link stays one: what it leads to is written.
+    real = os.path.realpath(path)
+    try:
+        _check_target(real, os.path.realpath(database))
+        descriptor, temporary = tempfile.mkstemp(prefix=".export-", dir=os.path.dirname(real))
+        try:
+            with open(descriptor, "wb") as file:
+                file.writelines(lines)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, real)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
+        _sync_directory(os.path.dirname(real))
+    except OSError as error:
+        raise _typed(error, path) from error
+
+
+def write_out(lines: Iterable[bytes], file: BinaryIO) -> None:
+    """Write lines to a standard output.
+
+    Raises `StorageFullError` and `DatabasePathError` where that fails, `BrokenPipeError` where nobody reads any more.
+    """
+    try:
+        file.writelines(lines)
+        file.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _typed(error, "to standard output") from error
+
+
+def _typed(error: OSError, path: str) -> StorageError:
+    """The error as a typed one; some of those are OSErrors, too."""
+    return error if isinstance(error, StorageError) else failure_of_file("cannot write the export", path, error)
+
+
+def _check_target(real: str, database: str) -> None:
+    """Raise `DatabasePathError` where an export must not be put in the place of what is at a path."""
+    side = SidePaths.of(database).directory
+    own = [database, *(f"{database}{end}" for end in ("-wal", "-shm", "-journal")), side]
+    # By device and inode, whatever they are called: the path, and the folders that it stands in.
+    above = real
+    places = [real]
+    while (above := os.path.dirname(above)) != places[-1]:
+        places.append(above)
+    if any(_is_same(place, each) for place in places for each in own):
+        raise DatabasePathError(
+            f"{real} belongs to the database {database}; name another file for the export",
+            details={"path": real},
+        )
+    if os.path.exists(real) and not stat.S_ISREG(os.stat(real).st_mode):
+        raise DatabasePathError(
+            f"{real} is no regular file; name none to write to standard output", details={"path": real}
+        )
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except FileNotFoundError:
+        return False
+
+
+def _sync_directory(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,41 @@
+"""What one request writes: a transaction that does not fit into SQLite's cache goes to the WAL before its COMMIT."""
+
+from .database.files import WAL_SUFFIX, disk_free_bytes, disk_reserve_bytes, file_bytes
+from .protocol.errors import RequestTooLargeError, StorageError, StorageFullError
+from .protocol.limits import Limits
+
+
+class Growth:
+    """The growth of one database's WAL while a request runs.
+
+    Arguments: `path`, the database; `limits`, how much one request may write. What it writes over an older
+    part of the file is not seen, and no more than that was there.
+    """
+
+    def __init__(self, path: str, limits: Limits) -> None:
+        self._path = path
+        self._bytes_max = limits.request_write_bytes_max
+        self._reserve_bytes = disk_reserve_bytes(path, limits)
+        self._start_bytes: int | None = None
+
+    def begin(self) -> None:
+        """Another request runs from now on."""
+        self._start_bytes = None
+
+    def refusal(self) -> StorageError | None:
+        """Why the running request must end, if it must. The first look of each request only notes the size."""
+        size = file_bytes(self._path + WAL_SUFFIX)
+        if self._start_bytes is None:
+            self._start_bytes = size
+        written = size - self._start_bytes
+        if written > self._bytes_max:
+            return RequestTooLargeError(
+                f"the request has written {written} bytes, and one may write {self._bytes_max}; cut it into several",
+                details={"written_bytes": written, "request_write_bytes_max": self._bytes_max},
+            )
+        if written and disk_free_bytes(self._path) < self._reserve_bytes:
+            return StorageFullError(
+                f"the request would leave less than {self._reserve_bytes} bytes of disk space; free some and repeat",
+                details={"disk_reserve_bytes": self._reserve_bytes},
+            )
+        return None

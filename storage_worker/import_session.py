@@ -1,0 +1,317 @@
+"""Stores one transcript through ordinary client calls, each as often as it takes, and each once.
+
+Every event has an id that follows from its record, so that a repeat changes nothing. They are sent one after the
+other: what is stored of a session is always its beginning, in order, wherever an importer or a worker ends.
+"""
+
+import time
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from . import conversation
+from .client.client import Client
+from .client.retry import back_off_seconds
+from .conversation import payload_client
+from .conversation.bounds import RETENTION_DEFAULT
+from .conversation.canonical import canonical_json, preview_of
+from .conversation.records import JSON, Admitted, Body, PayloadRef, Provenance, Sender
+from .conversation.vocabulary import USER_MESSAGE, body_field
+from .protocol.errors import DeclaredError, InvalidRequestError, RequestTooLargeError, StorageError
+from .protocol.limits import INLINE_BYTES_MAX
+from .protocol.operation import Call
+from .transcripts import formats
+from .transcripts.files import content_of
+from .transcripts.records import (
+    BinaryBody,
+    JSONBody,
+    PlannedEvent,
+    Problem,
+    Record,
+    Tally,
+    Transcript,
+    events_of,
+    is_plain,
+)
+
+R = TypeVar("R")
+
+CALL_SECONDS_MAX: Final = 30.0
+PUT_SECONDS_MAX: Final = 120.0
+PATIENCE_SECONDS_MAX: Final = 120.0
+"""How long a call is repeated while the worker is lost, overloaded or out of space."""
+
+PROBLEMS_COUNT_MAX: Final = 100
+"""How many problems of one session are told; the others are counted."""
+
+FINISHED: Final = "import_finished"
+
+CONTENT_CHARS: Final = 32
+"""How much of the hash of a transcript's content the mark of a finished import holds."""
+
+RECORD_ERRORS: Final = (DeclaredError, InvalidRequestError, RequestTooLargeError)
+"""What the store says against one record, which is no reason not to take the others."""
+
+
+class Imported(msgspec.Struct, kw_only=True):
+    """What became of one transcript.
+
+    `added` of its `events` were not there before; `is_known` says that it was imported before and left alone;
+    `errors` counts the errors of calls that were sent again, by code; `latencies_s` are those of all calls that
+    stored something, in seconds, as the bytes of an array of doubles; `failure` says what ended it early, None where
+    nothing did.
+    """
+
+    format: str
+    session: str
+    size_bytes: int
+    records: int = 0
+    events: int = 0
+    added: int = 0
+    is_known: bool = False
+    problems: list[Problem] = []
+    problem_count: int = 0
+    errors: dict[str, int] = {}
+    latencies_s: bytes = b""
+    failure: str | None = None
+
+
+class PatientClient:
+    """Makes calls until they have an answer, and measures them."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.latencies_s = array("d")
+        self.errors: Counter[str] = Counter()
+
+    def store(self, call: Call[R], request_key: str | None = None) -> R:
+        """The result of a call that stores something, once however often it is sent."""
+        began = time.perf_counter()
+        result = self.ask(call, request_key)
+        self.latencies_s.append(time.perf_counter() - began)
+        return result
+
+    def ask(self, call: Call[R], request_key: str | None = None) -> R:
+        """The result of a call that may be sent again."""
+        return self._until_done(
+            lambda: self.client.call(call, timeout=CALL_SECONDS_MAX, request_key=request_key)
+        )
+
+    def is_committed(self, request_key: str) -> bool:
+        """Whether what has this request key was stored."""
+        found = self._until_done(lambda: self.client.outcome(request_key, timeout=CALL_SECONDS_MAX))
+        return found.state == "committed"
+
+    def put(self, body: Any, content_type: str | None = None, kept: str = RETENTION_DEFAULT) -> PayloadRef:
+        """Put a body into the payload store: bytes, a text, or a file that is read from its beginning."""
+
+        def attempt() -> PayloadRef:
+            if hasattr(body, "seek"):
+                body.seek(0)
+            return payload_client.put(self.client, body, content_type, kept, timeout=PUT_SECONDS_MAX)
+
+        return self._until_done(attempt)
+
+    def _until_done(self, attempt: Callable[[], R]) -> R:
+        give_up = time.monotonic() + PATIENCE_SECONDS_MAX
+        number = 0
+        while True:
+            try:
+                return attempt()
+            except StorageError as error:
+                number += 1
+                wait = max(error.retry_after or 0.0, back_off_seconds(number, self.client.limits))
+                if not error.retryable or time.monotonic() + wait >= give_up:
+                    raise
+                self.errors[error.code] += 1
+            time.sleep(wait)
+
+
+class Report:
+    """Gathers what cannot be imported of a transcript, and counts what was."""
+
+    def __init__(self, transcript: Transcript) -> None:
+        self.found = Imported(
+            format=transcript.format,
+            session=transcript.session,
+            size_bytes=transcript.size_bytes,
+            problems=[],
+        )
+
+    def problem(self, problem: Problem) -> None:
+        """Note a problem; of many only the first are kept."""
+        self.found.problem_count += 1
+        if len(self.found.problems) < PROBLEMS_COUNT_MAX:
+            self.found.problems.append(problem)
+
+    def event(self, *, is_new: bool) -> None:
+        """Count an event that is stored now."""
+        self.found.events += 1
+        self.found.added += is_new
+
+    def run(self, work: Callable[[], None], client: PatientClient) -> Imported:
+        """All that was found, also where an error ends the work before its time: then it says which."""
+        try:
+            work()
+        except (StorageError, OSError) as error:
+            self.found.failure = f"{type(error).__name__}: {error}"
+        self.found.errors = dict(client.errors)
+        self.found.latencies_s = client.latencies_s.tobytes()
+        return self.found
+
+
+def import_transcript(client: Client, transcript: Transcript) -> Imported:
+    """Store a transcript, or find that it is stored.
+
+    What is wrong with one record is a problem of that; any other error, such as `StorageFullError`, is the `failure`.
+    """
+    patient, report = PatientClient(client), Report(transcript)
+    return report.run(_SessionImport(patient, report, transcript).run, patient)
+
+
+class _SessionImport:
+    """One transcript on its way into the store."""
+
+    def __init__(self, client: PatientClient, report: Report, transcript: Transcript) -> None:
+        self._client = client
+        self._transcript = transcript
+        self._report = report
+        self._messages: dict[str, int] = {}
+        self._last_ms: int | None = None
+        self._provenance = Provenance("import", transcript.format, "history")
+
+    def run(self) -> None:
+        """Store all of it."""
+        transcript = self._transcript
+        mark = f"import {content_of(transcript)[:CONTENT_CHARS]}"
+        if self._is_known(mark):
+            self._report.found.is_known = True
+            return
+        self._client.ask(conversation.create_room(transcript.room, transcript.title))
+        tally = Tally()
+        for record in formats.read(transcript):
+            if isinstance(record, Problem):
+                self._report.problem(record)
+            else:
+                self._store_record(record, tally)
+                self._report.found.records = tally.records
+        if tally.records or not self._report.found.problem_count:
+            self._finish(mark, tally)
+
+    def _is_known(self, mark: str) -> bool:
+        """Whether the last event of the session says that just this was imported, with nothing to complain of."""
+        call = conversation.events(self._transcript.session, page_rows=1, newest_first=True)
+        page = self._client.ask(call)
+        if not page.items:
+            return False
+        last = page.items[0]
+        return last.type == FINISHED and last.event_id == mark and last.attributes.get("problems") == 0
+
+    def _finish(self, mark: str, tally: Tally) -> None:
+        event = {
+            "type": FINISHED,
+            "event_id": mark,
+            "format": self._transcript.format,
+            "records": tally.records,
+            "digest": tally.digest,
+            "problems": self._report.found.problem_count,
+        }
+        self._ingest(event, None, "", "import")
+
+    def _store_record(self, record: Record, tally: Tally) -> None:
+        self._last_ms = record.created_ms or self._last_ms
+        try:
+            tally.add(record.value)
+            for event in events_of(record):
+                self._store(record, event)
+        except RecursionError:
+            reason = f"record {record.id} is nested too deeply"
+            self._report.problem(Problem(self._transcript.path, record.line, reason))
+        except RECORD_ERRORS as error:
+            self._report.problem(
+                Problem(self._transcript.path, record.line, f"record {record.id} was refused: {error}")
+            )
+
+    def _store(self, record: Record, event: PlannedEvent) -> None:
+        if event.type == USER_MESSAGE:
+            self._report.event(is_new=self._ingest_user(record, event).created)
+            return
+        fields = {**event.fields, "type": event.type, "event_id": event.id}
+        payload: PayloadRef | None = None
+        preview = ""
+        match event.body:
+            case BinaryBody(data, media_type):
+                payload = self._client.put(data, media_type)
+            case JSONBody(value):
+                text = canonical_json(value, f"record {record.id}")
+                if len(text.encode()) <= INLINE_BYTES_MAX and is_plain(value):
+                    fields[body_field(event.type)] = value
+                else:
+                    payload, preview = self._client.put(text, JSON), preview_of(text)
+            case str(text):
+                body, preview = self._text(text)
+                if isinstance(body, PayloadRef):
+                    payload = body
+                else:
+                    fields[body_field(event.type)] = body
+        self._report.event(is_new=self._ingest(fields, payload, preview, record.actor, record))
+
+    def _text(self, text: str) -> tuple[Body, str]:
+        """A text as it is stored, and its preview."""
+        if len(text.encode()) <= INLINE_BYTES_MAX:
+            return text, preview_of(text)
+        return self._client.put(text), preview_of(text)
+
+    def _ingest_user(self, record: Record, event: PlannedEvent) -> Admitted:
+        body, preview = self._text(event.body if isinstance(event.body, str) else "")
+        transcript = self._transcript
+        call = conversation.ingest_user(
+            transcript.session,
+            body,
+            event_id=event.id,
+            room=transcript.room,
+            actor=record.actor,
+            role=event.role,
+            sender=Sender(record.actor, "import"),
+            thread_root=self._thread(record),
+            attributes=event.fields,
+            preview=preview,
+            created_ms=self._last_ms,
+        )
+        admitted = self._client.store(call)
+        self._messages.setdefault(record.id, admitted.message_number)
+        return admitted
+
+    def _thread(self, record: Record) -> int | None:
+        """The number in the room of the message that a record's thread begins with, once that is stored."""
+        return None if record.thread is None else self._messages.get(record.thread)
+
+    def _ingest(
+        self,
+        fields: dict[str, Any],
+        payload: PayloadRef | None,
+        preview: str,
+        actor: str,
+        record: Record | None = None,
+    ) -> bool:
+        """Store an output; whether it was not there before."""
+        transcript = self._transcript
+        call = conversation.ingest_output(
+            transcript.session,
+            fields,
+            payload,
+            room=transcript.room,
+            actor=actor,
+            sender=Sender(actor, "import"),
+            thread_root=None if record is None else self._thread(record),
+            provenance=self._provenance,
+            preview=preview,
+            created_ms=self._last_ms,
+        )
+        done = self._client.store(call)
+        if record is not None and done.message_number is not None:
+            self._messages.setdefault(record.id, done.message_number)
+        return not done.duplicate

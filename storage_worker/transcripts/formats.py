@@ -1,0 +1,127 @@
+"""All formats: which one a file has, found by its content, and the sessions and records in it."""
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from . import agent_logs, chats, dialogues, exports, linked, room_logs, trees
+from .files import SourceFile, open_source
+from .records import Problem, Record, Transcript
+
+
+class Format(msgspec.Struct, frozen=True):
+    """A format: whether a file has it, the sessions in a file, and the records of a session."""
+
+    name: str
+    recognises: Callable[[SourceFile], bool]
+    sessions: Callable[[SourceFile], Iterator[Transcript | Problem]]
+    read: Callable[[Transcript], Iterator[Record | Problem]]
+
+
+FORMATS: Final = tuple(
+    Format(module.NAME, module.recognises, module.sessions, module.read)
+    for module in (agent_logs, chats, dialogues, trees, linked, room_logs)
+)
+"""The formats of records, in the order in which they are tried: the ones that are surer first."""
+
+_KINDS: Final = (
+    (exports.recognises, exports.sessions),
+    *((format_.recognises, format_.sessions) for format_ in FORMATS),
+)
+
+_BY_NAME: Final = {format_.name: format_ for format_ in FORMATS}
+
+
+_IRREGULAR: Final = "no regular file"
+_UNKNOWN: Final = "no known format of transcripts"
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """A file that was found in a folder and is no transcript, with the reason."""
+
+    path: str
+    reason: str
+
+
+def files_of(path: str) -> Iterator[str | Problem | Skipped]:
+    """The file at a path, or all files in the folder there and below it, each folder's sorted by name.
+
+    What cannot be looked at is a problem, and so is a named path that is no regular file, such as a pipe: to read it
+    could wait for ever. In a folder such a file is skipped.
+    """
+    if os.path.isdir(path):
+        yield from _files_below(path)
+        return
+    found = _regular(path)
+    yield Problem(shown(path), 0, _IRREGULAR) if found is None else found
+
+
+def _regular(path: str) -> str | Problem | None:
+    """A path that is a regular file's, None for any other, or the problem with it."""
+    try:
+        return path if stat.S_ISREG(os.stat(path).st_mode) else None
+    except OSError as error:
+        return _problem(path, error)
+
+
+def _files_below(folder: str) -> Iterator[str | Problem | Skipped]:
+    unreadable: list[OSError] = []
+    for above, folders, files in os.walk(folder, onerror=unreadable.append):
+        folders.sort()
+        paths = [os.path.join(above, name) for name in (*folders, *sorted(files))]
+        for path in paths[: len(folders)]:
+            if os.path.islink(path):
+                # Not followed: it may lead back.
+                yield Skipped(shown(path), "a link to a folder")
+        for path in paths[len(folders) :]:
+            found = _regular(path)
+            yield Skipped(shown(path), _IRREGULAR) if found is None else found
+    yield from (_problem(error.filename, error) for error in unreadable)
+
+
+def _problem(path: str, error: OSError) -> Problem:
+    return Problem(shown(path), 0, error.strerror or str(error))
+
+
+def shown(path: str) -> str:
+    """A path as a text that every terminal and JSON can hold."""
+    return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
+
+
+def transcripts(path: str) -> Iterator[Transcript | Problem | Skipped]:
+    """The sessions of a file, or of all files in a folder and below it."""
+    for found in files_of(path):
+        if isinstance(found, str):
+            yield from transcripts_in(found, is_named=found == path)
+        else:
+            yield found
+
+
+def transcripts_in(path: str, *, is_named: bool) -> Iterator[Transcript | Problem | Skipped]:
+    """The sessions of a file. One that has none of the formats is a problem where it was named itself, else skipped."""
+    if shown(path) != path:
+        yield Problem(shown(path), 0, "the name of the file is no UTF-8")
+        return
+    try:
+        source = open_source(path)
+        for recognises, sessions in _KINDS:
+            if recognises(source):
+                yield from sessions(source)
+                return
+    except OSError as error:
+        yield _problem(path, error)
+        return
+    if room_logs.is_links(source):
+        yield Skipped(path, "links, which are read with their log")
+    elif is_named:
+        yield Problem(path, 0, _UNKNOWN)
+    else:
+        yield Skipped(path, _UNKNOWN)
+
+
+def read(transcript: Transcript) -> Iterator[Record | Problem]:
+    """The records of a session in their order, and what of it cannot be read. Raises `OSError`."""
+    return _BY_NAME[transcript.format].read(transcript)

@@ -1,0 +1,164 @@
+"""Import, export and looking at conversations, on a real worker: what is printed, and the exit status."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import storage_worker as sw
+from storage_worker.cli import app
+from tests.transcripts import samples
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def run_json(*arguments: object, status: int = 0) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == status, result.output
+    return json.loads(result.stdout)
+
+
+@pytest.fixture
+def imported(database: Path, tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "transcripts"
+    folder.mkdir()
+    samples.write_all(folder)
+    samples.write(folder, "LICENSE", "do what you like")
+    done = run_json("import", database, folder, "--processes", 1)
+    assert (done["total"]["sessions"], done["problems"], len(done["skipped"])) == (11, [], 2)
+    yield database
+    assert run("stop", database).exit_code == 0
+
+
+def test_looking_at_what_was_imported(imported: Path) -> None:
+    rooms = run("rooms", imported)
+    assert rooms.exit_code == 0
+    assert "sessions.json" in rooms.output
+    assert {room["title"] for room in run_json("rooms", imported)["rooms"]} >= {"trees.jsonl", "x.ascii.txt"}
+
+    page = run_json("sessions", imported, "--rows", 2)
+    assert (len(page["sessions"]), page["more"]) == (2, True)
+    rest = run_json("sessions", imported, "--after", page["cursor"])
+    ids = [each["session"] for each in page["sessions"] + rest["sessions"]]
+    assert len(set(ids)) == len(ids) == 11
+    assert "there are more: --after" in run("sessions", imported, "--rows", 2).output
+    assert [
+        each["session"] for each in run_json("sessions", imported, "--room", "agent-logs")["sessions"]
+    ] == ["session-1"]
+    assert "session-1" in run("sessions", imported).output
+
+    for command in ("sessions", "export"):
+        missing = run(command, imported, "--room", "nothing")
+        assert (missing.exit_code, "room_not_found" in missing.output) == (3, True)
+    missing = run("show", imported, "nothing")
+    assert (missing.exit_code, "session_not_found" in missing.output) == (3, True)
+
+
+def test_a_conversation_is_shown_readably_and_harmlessly(imported: Path) -> None:
+    shown = run("show", imported, "session-1")
+    assert shown.exit_code == 0
+    lines = shown.output.splitlines()
+    assert any("look at this" in line for line in lines)
+    [call, _] = [line for line in lines if "→" in line]
+    assert "Read" in call
+    [failed, _] = [line for line in lines if "←" in line]
+    assert "failed text/plain" in failed
+    assert "image/png" in shown.output
+    events = run_json("show", imported, "session-1")["events"]
+    assert [each["event"]["sequence"] for each in events] == list(range(1, len(events) + 1))
+
+    chat = next(
+        each["session"] for each in run_json("sessions", imported)["sessions"] if each["session"][-2:] == "-0"
+        and each["session"].startswith("chat-")
+    )  # fmt: skip
+    short, full = run("show", imported, chat).output, run("show", imported, chat, "--full").output
+    for output in (short, full):
+        assert "\x1b" not in output
+        assert "\x00" not in output
+        assert "done \\x00\\x1b[31m" in output
+    assert "cut; " in short
+    assert "cut; " not in full
+    assert len(full) > len(samples.LARGE) > len(short)
+
+
+def test_an_export_is_imported_into_another_database(imported: Path, tmp_path: Path) -> None:
+    file, other = tmp_path / "all.jsonl", tmp_path / "other.db"
+    assert run("export", imported, file).exit_code == 0
+    one = run("export", imported, "--session", "session-1")
+    kinds = {json.loads(line)["kind"] for line in one.stdout.splitlines()}
+    assert kinds == {"storage-worker-export", "room", "session", "payload", "event", "end"}
+    done = run("import", other, file, "--processes", 1)
+    assert done.exit_code == 0
+    assert "export" in done.output
+    try:
+        names = ("session", "status", "preview", "last_sequence", "last_message")
+        found, wanted = (
+            sorted([each[name] for name in names] for each in run_json("sessions", path)["sessions"])
+            for path in (other, imported)
+        )
+        assert found == wanted
+    finally:
+        assert run("stop", other).exit_code == 0
+
+
+def test_a_failed_export_leaves_the_file_and_the_database(imported: Path, tmp_path: Path) -> None:
+    file = tmp_path / "all.jsonl"
+    file.write_text("old")
+    before = imported.read_bytes()
+    missing = run("export", imported, file, "--session", "nothing")
+    assert (missing.exit_code, "session_not_found" in missing.output) == (3, True)
+    assert run("export", imported, imported).exit_code == 3
+    assert run("export", imported, tmp_path / "no" / "where").exit_code == 3
+    assert (file.read_text(), imported.read_bytes()) == ("old", before)
+
+
+def test_a_text_that_cannot_be_read_leaves_the_rest_of_the_page(imported: Path) -> None:
+    [chat, *_] = [
+        each["session"] for each in run_json("sessions", imported)["sessions"] if each["session"][-2:] == "-0"
+        and each["session"].startswith("chat-")
+    ]  # fmt: skip
+    for payload in Path(f"{imported}-sw", "payloads").rglob("*"):
+        if payload.is_file():
+            payload.write_bytes(b"damaged")
+    shown = run("show", imported, chat, "--full")
+    assert shown.exit_code == 0
+    assert "which cannot be read" in shown.output
+    assert samples.LARGE[:50] in shown.output
+    assert "done" in shown.output
+
+
+def test_a_worker_without_the_store_is_told_at_once(database: Path, tmp_path: Path) -> None:
+    path = samples.write_lines(tmp_path, "a.jsonl", [samples.CHAT])
+    with sw.StorageWorker(database):
+        for arguments in (("import", database, path), ("rooms", database), ("export", database)):
+            result = run(*arguments)
+            assert result.exit_code == 3
+            assert "does not serve the conversation store" in result.output
+            assert "Traceback" not in result.output
+
+
+def test_what_cannot_be_read_is_told_with_its_place_and_status(database: Path, tmp_path: Path) -> None:
+    good = json.dumps({"messages": samples.CHAT})
+    path = samples.write(tmp_path, "a.jsonl", f"{good}\n{good[:20]}\n{good}\n")
+    try:
+        result = run("import", database, path, "--processes", 1)
+        assert result.exit_code == 1
+        assert f"{path}:2: no JSON" in result.output
+        assert len(run_json("sessions", database)["sessions"]) == 2
+    finally:
+        assert run("stop", database).exit_code == 0
+
+
+def test_reading_makes_no_database(database: Path) -> None:
+    for arguments in (("rooms",), ("sessions",), ("export",)):
+        result = run(*arguments, database)
+        assert (result.exit_code, "storage_path" in result.output) == (3, True)
+    assert run("show", database, "s").exit_code == 3
+    assert not database.exists()
+    assert run("import", database, "nothing").exit_code == 2
+    assert run("export", database, "--session", "a", "--room", "b").exit_code == 2
