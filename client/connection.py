@@ -1,7 +1,7 @@
 """One socket to a worker: many requests in flight, any number of threads, no thread of its own."""
 
+import select
 import socket
-import struct
 import threading
 import time
 from contextlib import suppress
@@ -18,14 +18,9 @@ from .exchange import Exchange, frame_of, request_of, settled
 from .forks import tell_after_fork
 from .outgoing import BUFFER_BYTES, Outgoing
 from .readership import Readership
-from .terms import NS_PER_MS, NS_PER_SECOND, Terms
+from .terms import NS_PER_MS, Terms
 from .uploading import send_arguments
 from .waiter import Waiter
-
-_PATIENCE_NS_LEAST, _PATIENCE_NS_MOST = NS_PER_MS, NS_PER_SECOND
-"""Between them lies how long the system waits in one receive; a longer wait takes several."""
-
-_ONCE = (READ_BYTES,)
 
 
 class Connection:
@@ -42,11 +37,9 @@ class Connection:
         self.limits = limits
         self.is_open = True
         self.grace_ns = limits.reply_grace_ms * NS_PER_MS
-        # To wait in the receive itself saves the call that only waits, and its hand-over in the system.
-        sock.setblocking(True)
+        sock.setblocking(False)
         self._sock = sock
-        self._patience_ns = 0
-        self._received: list[bytes] = []
+        self._poll = _poll_of(sock)
         self._exchange: Exchange[Waiter] = Exchange(limits)
         self._waiting = self._exchange.waiting
         self._cause: StorageError | None = None
@@ -290,53 +283,31 @@ class Connection:
 
     def _lead(self, waiter: Waiter, limit_ns: int) -> bool:
         """Read for everybody until `waiter` has its answer; true where its time was over first."""
+        poll = self._poll
         self._readers.leader = threading.get_ident()
-        received, receive = self._received, self._sock.recv
         while True:
             left_ns = limit_ns - time.monotonic_ns()
-            if left_ns <= 0:
+            waiter.asleep = True
+            # A wait in the receive itself would begin anew after each signal, and with a timer's never end.
+            ready = poll(left_ns // NS_PER_MS + 1 if left_ns > 0 else 0)
+            waiter.asleep = False
+            if ready:
                 self._read()
-                return waiter.answer is None
-            patience_ns = self._patience_ns
-            if left_ns < patience_ns or (patience_ns < _PATIENCE_NS_MOST and left_ns >= 2 * patience_ns):
-                self._set_patience(left_ns)
-            if not received:
-                waiter.asleep = True
-                try:
-                    # One step for the interpreter: an interrupt comes before anything was received, or finds it kept.
-                    received.extend(map(receive, _ONCE))
-                except BlockingIOError:
-                    continue
-                except OSError as error:
-                    self._break_by(error)
-                waiter.asleep = False
-            if received:
-                self._take_received()
             if waiter.answer is not None:
                 return False
-
-    def _set_patience(self, left_ns: int) -> None:
-        """Have the system wait in a receive for a part of what is left: calls of the same length share it."""
-        patience_ns = max(_PATIENCE_NS_LEAST, min(left_ns // 2, _PATIENCE_NS_MOST))
-        seconds, ns = divmod(patience_ns, NS_PER_SECOND)
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", seconds, ns // 1000))
-        self._patience_ns = patience_ns
+            if left_ns <= 0:
+                return True
 
     def _read(self) -> None:
-        """Read once without waiting, as the leader, and hand the answers to their waiters."""
+        """Read once, as the leader, and hand the answers to their waiters."""
         try:
-            self._received.append(self._sock.recv(READ_BYTES, socket.MSG_DONTWAIT))
+            data = self._sock.recv(READ_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
             self._break_by(error)
             return
-        self._take_received()
-
-    def _take_received(self) -> None:
-        """Hand the answers in what was received to their waiters."""
         exchange = self._exchange
-        data = self._received.pop()
         if not data:
             where = " in the middle of an answer" if exchange.frames.bytes_kept else ""
             self._break(gone(f"the worker closed the connection{where}"))
@@ -391,3 +362,9 @@ class Connection:
                 outgoing.leave()
             if not is_free and reading.locked():
                 return
+
+
+def _poll_of(sock: socket.socket) -> Any:
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    return poller.poll

@@ -204,7 +204,7 @@ def write_lines(lines: Iterable[bytes], path: str, database: str) -> None:
     """
     # A link stays one: what it leads to is written.
     real = os.path.realpath(path)
-    try:
+    with _typed_failures(path):
         _check_target(real, os.path.realpath(database))
         descriptor, temporary = tempfile.mkstemp(prefix=".export-", dir=os.path.dirname(real))
         try:
@@ -218,8 +218,6 @@ def write_lines(lines: Iterable[bytes], path: str, database: str) -> None:
                 os.unlink(temporary)
             raise
         _sync_directory(os.path.dirname(real))
-    except OSError as error:
-        raise _typed(error, path) from error
 
 
 def write_out(lines: Iterable[bytes], file: BinaryIO) -> None:
@@ -227,18 +225,20 @@ def write_out(lines: Iterable[bytes], file: BinaryIO) -> None:
 
     Raises `StorageFullError` and `DatabasePathError` where that fails, `BrokenPipeError` where nobody reads any more.
     """
-    try:
+    with _typed_failures("to standard output"):
         file.writelines(lines)
         file.flush()
-    except BrokenPipeError:
+
+
+@contextlib.contextmanager
+def _typed_failures(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (StorageError, BrokenPipeError):
+        # Some of ours are OSErrors, too.
         raise
     except OSError as error:
-        raise _typed(error, "to standard output") from error
-
-
-def _typed(error: OSError, path: str) -> StorageError:
-    """The error as a typed one; some of those are OSErrors, too."""
-    return error if isinstance(error, StorageError) else failure_of_file("cannot write the export", path, error)
+        raise failure_of_file("cannot write the export", path, error) from error
 
 
 def _check_target(real: str, database: str) -> None:

@@ -127,7 +127,7 @@ def _transcripts(
     paths: Sequence[str | os.PathLike[str]], summary: Summary, progress: Callable[[int], None]
 ) -> Iterator[Transcript]:
     """What there is to import; what is none of it goes into the summary, and counts as done."""
-    for path in map(os.path.abspath, paths):
+    for path in (os.path.abspath(each) for each in paths):
         for file in formats.files_of(path):
             if not isinstance(file, str):
                 _put_aside(summary, file)

@@ -211,15 +211,20 @@ class _SessionImport:
         return last.type == FINISHED and last.event_id == mark and last.attributes.get("problems") == 0
 
     def _finish(self, mark: str, tally: Tally) -> None:
+        problems = self._report.found.problem_count
         event = {
             "type": FINISHED,
-            "event_id": mark,
+            # With problems it is another event: a later import may have less of them.
+            "event_id": mark if not problems else f"{mark} {problems}",
             "format": self._transcript.format,
             "records": tally.records,
             "digest": tally.digest,
-            "problems": self._report.found.problem_count,
+            "problems": problems,
         }
-        self._ingest(event, None, "", "import")
+        try:
+            self._ingest(event, None, "", "import")
+        except RECORD_ERRORS as error:
+            self._report.problem(Problem(self._transcript.path, 0, f"its end was refused: {error}"))
 
     def _store_record(self, record: Record, tally: Tally) -> None:
         self._last_ms = record.created_ms or self._last_ms

@@ -6,7 +6,7 @@ from ..transaction import Transaction
 from .records import Binding, Label, Name, Preview, Room, Status, Time
 from .rooms import find_default_room, find_room, make_room, require_room
 from .schema import store
-from .sessions import find_session
+from .sessions import check_parent, find_session
 from .standing import Noted, read_standing
 
 _COMPLETE: Final = (
@@ -54,8 +54,9 @@ def restore_session(
     """Make a session as it was elsewhere, unless it is there, and say whether it was made.
 
     Its events come later and change it as events do. Times are in milliseconds since 1970 in UTC, now where they are
-    not told. Raises `RoomNotFoundError`.
+    not told. Raises `RoomNotFoundError`, `InvalidRequestError` where a session is its own parent.
     """
+    check_parent(session, parent)
     if find_session(tx, session) is not None:
         return False
     standing = read_standing(tx, session)

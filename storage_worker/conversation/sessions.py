@@ -40,6 +40,12 @@ def require_session(tx: Transaction, session: str) -> Session:
     return found
 
 
+def check_parent(session: str, parent: str | None) -> None:
+    """Raise `InvalidRequestError` where a session is its own parent."""
+    if parent == session:
+        raise InvalidRequestError(f"the session {session!r} cannot be its own parent")
+
+
 @store.write
 def upsert_session(
     tx: Transaction,
@@ -57,8 +63,7 @@ def upsert_session(
     1970 in UTC, now where it is not told; the last activity never goes back. Raises `RoomNotFoundError`, and `InvalidRequestError` where a
     session is its own parent or stands in another room: its messages are numbered there.
     """
-    if parent == session:
-        raise InvalidRequestError(f"the session {session!r} cannot be its own parent")
+    check_parent(session, parent)
     standing = read_standing(tx, session)
     room_id = standing.room_of(tx, room)
     if standing.session_number is not None and room_id != standing.own_room:

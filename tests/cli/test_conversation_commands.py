@@ -132,6 +132,16 @@ def test_a_text_that_cannot_be_read_leaves_the_rest_of_the_page(imported: Path) 
     assert "done" in shown.output
 
 
+def test_the_timeout_is_that_of_the_whole_command(imported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(_: int) -> float:
+        return 0.0
+
+    monkeypatch.setattr("storage_worker.cli_conversation.seconds_left", nothing)
+    for arguments in (("rooms", imported), ("sessions", imported), ("show", imported, "session-1")):
+        result = run(*arguments)
+        assert (result.exit_code, "storage_deadline" in result.output) == (3, True)
+
+
 def test_a_worker_without_the_store_is_told_at_once(database: Path, tmp_path: Path) -> None:
     path = samples.write_lines(tmp_path, "a.jsonl", [samples.CHAT])
     with sw.StorageWorker(database):

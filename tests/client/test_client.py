@@ -103,7 +103,7 @@ REFUSED: dict[str, Callable[[Client], object]] = {
     "an endless timeout": lambda c: c.execute("x", timeout=math.inf),
     "a timeout that is too long": lambda c: c.execute("x", timeout=601),
     "no result at all": lambda c: c.execute("x", max_result_bytes=0),
-    "a result that is too large": lambda c: c.execute("x", max_result_bytes=8 * MIB + 1),
+    "a result that is too large": lambda c: c.execute("x", max_result_bytes=64 * MIB + 1),
     "a negative number of repeats": lambda c: c.execute("x", retries=-1),
     "a call that is none": lambda c: c.call("notes.add"),  # type: ignore[arg-type]
     "arguments that cannot be encoded": lambda c: c.call(ANYTHING(object())),
@@ -154,14 +154,15 @@ TOO_LARGE: dict[str, Callable[[Client], object]] = {
 
 @pytest.mark.parametrize("call", TOO_LARGE.values(), ids=TOO_LARGE)
 def test_what_is_too_large_is_refused_before_it_is_sent(
-    worker: FakeWorker, call: Callable[[Client], object]
+    runtime_directory: Path, call: Callable[[Client], object]
 ) -> None:
-    client, peer = worker.both()
-    with pytest.raises(RequestTooLargeError) as caught:
-        call(client)
-    assert caught.value.outcome == "not_committed"
-    assert peer.requests.empty()
-    assert client.query("select ?", (8,)).scalar() == 8
+    with FakeWorker(runtime_directory, echo, limits_with(chunked_bytes_max=MIB)) as worker:
+        client, peer = worker.both()
+        with pytest.raises(RequestTooLargeError) as caught:
+            call(client)
+        assert caught.value.outcome == "not_committed"
+        assert peer.requests.empty()
+        assert client.query("select ?", (8,)).scalar() == 8
 
 
 def test_the_workers_own_limits_hold(worker: FakeWorker, runtime_directory: Path) -> None:

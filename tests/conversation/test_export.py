@@ -15,7 +15,7 @@ import storage_worker as sw
 from storage_worker import conversation
 from storage_worker.conversation import payload_client
 from storage_worker.conversation_client import STORE
-from storage_worker.exporting import all_pages, export_lines, write_lines
+from storage_worker.exporting import all_pages, export_lines, write_lines, write_out
 from storage_worker.import_export_file import import_export
 from storage_worker.import_session import Imported, import_transcript
 from storage_worker.transcripts import exports, formats
@@ -292,10 +292,12 @@ def test_rooms_are_pieces_of_work_and_those_that_share_a_session_are_one(
     source, target = make_client("source"), make_client("target")
     for room in ("a", "b", "c"):
         source.call(conversation.create_room(room))
-    large = payload_client.put(source, samples.LARGE)
-    for number, (session, room) in enumerate((("1", "a"), ("2", "c"), ("1", "b"), ("2", "c"), ("3", "a"))):
+    # The same bytes twice: events of other rooms need each of the two.
+    one, two = (payload_client.put(source, samples.LARGE, None, kept) for kept in ("one", "two"))
+    events = (("1", "a", one), ("2", "c", two), ("1", "b", one), ("2", "c", one), ("3", "a", two))
+    for number, (session, room, body) in enumerate(events):
         source.call(
-            conversation.append(session, "note", {"n": number}, large, room=room, event_id=str(number))
+            conversation.append(session, "note", {"n": number}, body, room=room, event_id=str(number))
         )
     path = write_export(source, tmp_path / "e.jsonl")
     assert len(sessions_in(path)) == 2
@@ -351,6 +353,10 @@ class TestWhereAnExportGoes:
         for name, reason in (("no/where", "No such file"), ("pipe", "no regular file"), (".", "no regular")):
             with pytest.raises(sw.DatabasePathError, match=reason):
                 write_lines([b"x"], str(tmp_path / name), str(database))
+
+    def test_a_full_disk_is_a_typed_error(self) -> None:
+        with Path("/dev/full").open("wb", buffering=0) as full, pytest.raises(sw.StorageFullError):
+            write_out([b"x"], full)
 
     def test_a_link_stays_one(self, database: Path, tmp_path: Path) -> None:
         (tmp_path / "link").symlink_to("e.jsonl")

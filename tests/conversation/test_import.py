@@ -120,6 +120,23 @@ def test_unreadable_lines_are_told_and_all_else_is_stored(client: sw.Client, fol
     assert (first.added, again.added) == (first.events, 0)
 
 
+def test_an_import_with_less_problems_than_before_is_a_later_one(
+    client: sw.Client, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = samples.write_lines(folder, "a.jsonl", samples.AGENT_LOG)
+    put = payload_client.put
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise sw.RequestTooLargeError("too large")
+
+    monkeypatch.setattr(payload_client, "put", refuse)
+    [first] = import_here(client, path)
+    monkeypatch.setattr(payload_client, "put", put)
+    [again], [known] = import_here(client, path), import_here(client, path)
+    assert first.problem_count > 0
+    assert (again.failure, again.problems, again.is_known, known.is_known) == (None, [], False, True)
+
+
 def test_the_same_id_with_other_content_is_told(client: sw.Client, folder: Path) -> None:
     other = {**samples.AGENT_LOG[1], "message": {"role": "user", "content": "something else"}}
     path = samples.write_lines(folder, "a.jsonl", [samples.AGENT_LOG[1], other, samples.AGENT_LOG[2]])
