@@ -1,4 +1,4 @@
-"""Every bound of the system, with its unit last in the name."""
+"""Every bound that can be set, its unit last in its name, with the relations between them."""
 
 import msgspec
 

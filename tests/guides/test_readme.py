@@ -1,0 +1,71 @@
+"""What the README shows runs as it stands there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.launch.programs import start_program
+
+README = Path(__file__).parents[2] / "README.md"
+
+pytestmark = pytest.mark.worker
+
+
+def program(first_line: str) -> str:
+    """The README's example whose text holds this."""
+    (found,) = (
+        block
+        for block in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
+        if first_line in block
+    )
+    return str(found)
+
+
+def run(code: str, folder: Path) -> str:
+    started = start_program(f"import os; os.chdir({str(folder)!r})\n{code}")
+    heard, complaint = started.communicate(timeout=60)
+    assert (started.returncode, complaint) == (0, "")
+    return heard
+
+
+def test_a_host_with_its_worker(tmp_path: Path) -> None:
+    heard = run(program("A host that owns its worker"), tmp_path).splitlines()
+    assert heard[0] == "('id', 'item') [(1, 'tea')]"
+    assert heard[1].startswith("unix://")
+
+
+def test_the_event_loop(tmp_path: Path) -> None:
+    code = program("sw.connect_async")
+    inside = "".join(f"    {line}\n" for line in code.splitlines())
+    run(
+        "import asyncio\nimport storage_worker as sw\n"
+        'with sw.StorageWorker("app.db") as worker, worker.connect() as client:\n'
+        '    client.execute("create table orders(id integer primary key, item text)")\n'
+        f"    async def main():\n{''.join(f'    {line}' + chr(10) for line in inside.splitlines())}"
+        "    asyncio.run(main())\n"
+        '    assert client.query("select item from orders").scalar() == "tea"\n',
+        tmp_path,
+    )
+
+
+def test_the_conversation_store(tmp_path: Path) -> None:
+    assert run(program("conversation.ingest_output"), tmp_path) == "['Where is my order?', 'On its way.']\n"
+
+
+def test_a_store_with_background_work(tmp_path: Path) -> None:
+    declared = program("notes = sw.Store").split("note_id =")[0]
+    (tmp_path / "notes" / "migrations").mkdir(parents=True)
+    (tmp_path / "notes" / "migrations" / "0001_notes.sql").write_text(
+        "create table notes(id integer primary key, text text);\n"
+    )
+    (tmp_path / "mystore.py").write_text(declared + program("@notes.background"))
+    heard = run(
+        "import sys; sys.path.insert(0, os.getcwd())\nimport storage_worker as sw\nfrom mystore import add\n"
+        'with sw.StorageWorker("app.db", stores=["mystore:notes"]) as worker, worker.connect() as client:\n'
+        '    print(client.call(add("hello"), timeout=20.0, request_key="note-1"))\n'
+        "    print([task.name for task in client.status().background])\n",
+        tmp_path,
+    ).splitlines()
+    assert heard[0] == "1"
+    assert "notes.tidy" in heard[1]
