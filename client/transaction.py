@@ -162,8 +162,8 @@ class InteractiveTransaction:
         try:
             answer = connection.request(self._state.begin, terms)
         except StorageError:
-            # A grant that comes late would keep the writer until its lease ends.
-            connection.close()
+            # A grant that comes late would keep the writer until its lease ends; other threads still get their answers.
+            connection.retire()
             raise
         assert answer is not None, "the connection is this thread's"
         self._state.begun(answer)

@@ -217,6 +217,9 @@ def _open_log(real: str) -> int:
     private_directory(side.directory)
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
     try:
+        if os.path.isfile(side.log) and not os.path.islink(side.log):
+            # What the last worker said stays to be read: it may tell why it ended.
+            os.replace(side.log, f"{side.log}.1")
         log = os.open(side.log, flags, FILE_MODE)
         os.fchmod(log, FILE_MODE)
     except OSError as error:
