@@ -178,7 +178,7 @@ def test_the_log_is_private_and_begins_anew(database: Path, fake_worker: Fault) 
     finally:
         os.umask(kept)
     log = Path(SidePaths.of(str(database)).log)
-    assert log.read_text() == "these are my last words"
+    assert log.stat().st_mode & 0o777 == 0o600
     before = log.with_name("worker.log.1")
     assert (before.read_text(), before.stat().st_mode & 0o777) == ("these are my last words", 0o600)
     assert log.read_text() == "these are my last words"
