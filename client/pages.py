@@ -1,5 +1,6 @@
 """Long results in pages by key, each page a read of its own."""
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ class Pages:
         self._limits = limits
         self._sql = sql.rstrip().rstrip(";")
         self._last: list[Value] = []
+        self._extra = 1
+        """One row more than a page is read, to see that its key differs; none where only one row has room."""
         self.are_over = False
 
     def read(self, run: Run) -> Iterator[Rows]:
@@ -54,16 +57,22 @@ class Pages:
 
     def take(self, page: Rows) -> bool:
         """Note what was read; whether it is a page, and not just the end."""
-        self.are_over = len(page.rows) < self._rows
+        self.are_over = len(page.rows) < self._rows + self._extra or not page.rows
+        self._extra = 1
         if page.rows:
-            self._last = self._last_key(page)
+            keys = self._keys(page)
+            del page.rows[self._rows :]
+            self._last = keys[len(page.rows) - 1]
         return bool(page.rows)
 
     def shrink(self, error: ResultTooLargeError) -> None:
         """Ask for fewer rows from now on; raises `error` where that cannot be."""
-        if self._rows == 1:
+        if self._rows > 1:
+            self._rows //= 2
+        elif self._extra:
+            self._extra = 0
+        else:
             raise error
-        self._rows //= 2
 
     def _call(self, last: list[Value]) -> Call[Rows]:
         # Qualified, since SQLite takes a quoted name that is no column for a text. On a line of its own,
@@ -83,11 +92,11 @@ class Pages:
     def _bound(self, last: list[Value]) -> Parameters:
         given: Any = self._parameters
         if not self._named:
-            return [*given, *last, self._rows]
+            return [*given, *last, self._rows + self._extra]
         own = {f"_page_key_{number}": value for number, value in enumerate(last)}
-        return {**given, **own, "_page_rows": self._rows}
+        return {**given, **own, "_page_rows": self._rows + self._extra}
 
-    def _last_key(self, page: Rows) -> list[Value]:
+    def _keys(self, page: Rows) -> list[list[Value]]:
         names = [name.casefold() for name in page.columns]
         places = []
         for name in self._key:
@@ -96,12 +105,17 @@ class Pages:
                     f"the key {name!r} is no column of the select; it has {', '.join(page.columns)}"
                 )
             places.append(names.index(name.casefold()))
-        for row in page.rows:
-            if any(row[place] is None for place in places):
-                raise InvalidRequestError(
-                    f"a row has NULL in its key ({', '.join(self._key)}); pages need a key that is never NULL"
-                )
-        return [page.rows[-1][place] for place in places]
+        keys = [[row[place] for place in places] for row in page.rows]
+        key = ", ".join(self._key)
+        if any(None in each for each in keys):
+            raise InvalidRequestError(
+                f"a row has NULL in its key ({key}); pages need a key that is never NULL"
+            )
+        if any(one == other for one, other in itertools.pairwise(keys)):
+            raise InvalidRequestError(
+                f"two rows have the same key ({key}), and the second might be lost; add a column that tells them apart"
+            )
+        return keys
 
 
 def _checked_key(key: Sequence[str]) -> list[str]:

@@ -234,6 +234,11 @@ class DeclaredError(StorageError):
 
     wire_code: str = ""
 
+    def __init_subclass__(cls, **arguments: object) -> None:
+        super().__init_subclass__(**arguments)
+        if "code" not in vars(cls) and cls.code == DeclaredError.code:
+            raise TypeError(f"give {cls.__name__} a code of its own: a client knows the error by it")
+
 
 def _walk(kind: type[StorageError]) -> list[type[StorageError]]:
     return [kind] + [found for below in kind.__subclasses__() for found in _walk(below)]

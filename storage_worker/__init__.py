@@ -79,6 +79,10 @@ def __getattr__(name: str) -> Any:
     return found
 
 
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])
+
+
 __all__ = [
     "AlreadyOwnedError",
     "AsyncClient",

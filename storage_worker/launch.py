@@ -5,9 +5,9 @@ import secrets
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, NoReturn, Self, TypeVar, get_args
 
-from .address import SCHEME, socket_address
+from .address import socket_address
 from .client.client import Client
 from .client.connection import Connection
 from .client.dial import AddressDialer
@@ -16,7 +16,12 @@ from .client.terms import deadline_after
 from .filesystem import check_path
 from .finding import PathDialer, RecordDialer, pause
 from .protocol.envelope import Role
-from .protocol.errors import InvalidRequestError, NotPermittedError, WorkerUnavailableError
+from .protocol.errors import (
+    DatabasePathError,
+    InvalidRequestError,
+    NotPermittedError,
+    WorkerUnavailableError,
+)
 from .protocol.limits import DEFAULT_LIMITS, Limits
 from .shipping import ship
 from .startup import Startup, grant_for
@@ -82,6 +87,11 @@ class StorageWorker:
         traceback: TracebackType | None,
     ) -> None:
         self.stop()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "a worker belongs to its host's process; hand worker.pipe() or worker.address to another one"
+        )
 
     def __repr__(self) -> str:
         return f"<storage worker of {self._startup.path} at {self.address}>"
@@ -240,10 +250,22 @@ def dialer_of(
 ) -> AddressDialer | PathDialer:
     """How a worker is reached by its address, or by the path of its database; errors as of `connect`."""
     if role == "admin":
-        raise NotPermittedError("by path or address a client gets `write` at the most; ask the worker's host")
+        raise NotPermittedError(
+            "by path or address a client gets `write` at the most; the worker's host gives more:"
+            " worker.connect('admin') or worker.pipe('admin')"
+        )
     check_role(role, ("read", "write"))
-    if isinstance(path_or_address, str) and path_or_address.startswith(SCHEME):
+    if isinstance(path_or_address, Pipe):
+        raise InvalidRequestError("a pipe makes its client itself: pipe.connect()")
+    if not isinstance(path_or_address, str | os.PathLike):
+        raise InvalidRequestError(f"connect takes a database's path or an address, not {path_or_address!r}")
+    if isinstance(path_or_address, str) and "://" in path_or_address:
         return AddressDialer(path_or_address, role, b"", name)
+    if role == "read" and not os.path.exists(path_or_address):
+        raise DatabasePathError(
+            f"there is no database {os.fspath(path_or_address)!r} to read; a client of role write makes one",
+            details={"path": os.path.abspath(os.fspath(path_or_address))},
+        )
     startup = startup_of(path_or_address, stores, durability, DEFAULT_LIMITS, sql=True)
     return PathDialer(startup, role, name)
 
@@ -274,6 +296,8 @@ def startup_of(
     sql: bool,
 ) -> Startup:
     """What a worker is told, but for its owner; checked as `StorageWorker` says."""
+    if not isinstance(limits, Limits):
+        raise InvalidRequestError(f"limits is a storage_worker.Limits, not {limits!r}")
     limits.check()
     if durability not in get_args(Durability):
         raise InvalidRequestError(f"the durability is 'full' or 'normal', not {durability!r}")

@@ -161,9 +161,11 @@ def already_owned(real: str) -> AlreadyOwnedError:
             f"another worker holds {real} and has not said yet where it listens; connect to it, or stop it",
             details={"path": real},
         )
+    advice = "connect to it, or stop it"
+    if record.owner_pid is None:
+        advice = f"it is a shared one that ends 5 s after its last client: connect to it, repeat then, or stop it: storage-worker stop {real}"
     return AlreadyOwnedError(
-        f"the worker {record.worker} (process {record.pid}) holds {real} and listens at {record.address};"
-        " connect to it, or stop it",
+        f"the worker {record.worker} (process {record.pid}) holds {real} and listens at {record.address}; {advice}",
         details={
             "path": real,
             "pid": record.pid,

@@ -177,7 +177,7 @@ class Supervisor:
             )
         if self._error is not None:
             return copy.copy(self._error)
-        what = "has not been started" if self._state is State.NEW else "was stopped"
+        what = "has not been started" if self._state is State.NEW else "was stopped; make a new one"
         error = WorkerUnavailableError(f"the worker of {path} {what}", outcome="not_committed")
         error.retryable = False
         return error

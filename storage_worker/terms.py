@@ -15,12 +15,26 @@ def permitted(operations: Mapping[str, Served], peer: Peer, request: Request) ->
     """The operation that a request names; raises where there is none such, or not for this client."""
     served = operations.get(request.operation)
     if served is None:
-        raise InvalidRequestError(f"this worker has no operation {request.operation[:140]!r}")
+        raise InvalidRequestError(_unknown(operations, request.operation))
     if peer.role != "admin" and (served.admin or (peer.role == "read" and served.kind == "write")):
-        raise NotPermittedError(f"{served.name} is not for a connection of role {peer.role}")
+        needed = "admin" if served.admin else "write"
+        raise NotPermittedError(
+            f"{served.name} needs the role {needed}, and this connection has {peer.role}; the worker's host gives roles:"
+            f" worker.connect({needed!r}) or worker.pipe({needed!r})"
+        )
     if request.flags and (request.flags != ARGUMENTS_FOLLOW or served.kind == "control"):
         raise InvalidRequestError(f"{served.name} takes no flags {request.flags:#x}")
     return served
+
+
+def _unknown(operations: Mapping[str, Served], name: str) -> str:
+    stores = sorted({each.partition(".")[0] for each in operations})
+    if name.startswith("sql.") and "sql" not in stores:
+        return "this worker takes no SQL (sql=False, or --no-sql); use its stores' operations"
+    return (
+        f"this worker has no operation {name[:140]!r}; it serves {', '.join(stores)[:500]}. A store is named when the"
+        " worker starts: stores=['myapp.storage:notes'], or --store myapp.storage:notes"
+    )
 
 
 def checked_key(served: Served, key: str, limits: Limits) -> str:

@@ -127,7 +127,9 @@ class Database:
         if found is None:
             raise InvalidRequestError("the SQL text holds no statement")
         if rest and self._prepare(rest, ())[0] is not None:
-            raise InvalidRequestError("one statement at a time; use batch, or script for a text of several")
+            raise InvalidRequestError(
+                "one statement at a time; use batch, or script for a text of several", details={"use": "script"}
+            )
         if len(sql) <= KEPT_CHARS_MAX:
             if len(self._shapes) >= self._limits.statement_cache_count:
                 self._shapes.clear()

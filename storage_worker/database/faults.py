@@ -71,6 +71,8 @@ def typed(error: Exception, path: str, refusal: str) -> Exception:
         return OperationFailedError(
             "not enough memory for the statement", details={"exception": "MemoryError"}
         )
+    if isinstance(error, KeyError):
+        return InvalidRequestError(f"the statement has a parameter {error}, and the mapping has no such name")
     return InvalidRequestError(f"a value does not fit the statement: {type(error).__name__}: {error}")
 
 
@@ -94,5 +96,5 @@ def _typed(error: apsw.Error, path: str, refusal: str) -> StorageError:
             f"{path} is damaged or no database: {error}; restore a backup", details=details | {"file": path}
         )
     if isinstance(error, _BINDINGS):
-        return InvalidRequestError(f"the bound values do not fit the statement: {error}", details=details)
+        return InvalidRequestError(f"the bound values do not fit the statement: {error}")
     return OperationFailedError(f"{details['sqlite_name']}: {error}", details=details)

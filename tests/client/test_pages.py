@@ -64,8 +64,8 @@ def everything(pages: Iterator[Rows]) -> list[tuple[Any, ...]]:
 def test_every_row_comes_once_and_in_order(client: Client, database: Database, page_rows: int) -> None:
     rows = everything(client.pages("select id, a from t", key=("id",), page_rows=page_rows))
     assert rows == [(place, f"a{place % 7}") for place in range(1, 104)]
-    assert max(database.reads) <= page_rows
-    assert len(database.reads) == 103 // page_rows + 1
+    assert max(database.reads) <= page_rows + 1
+    assert len(database.reads) == -(-103 // page_rows)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,18 @@ def test_a_row_that_is_too_large_alone_is_an_error(client: Client, database: Dat
             row[0] for page in client.pages("select id, a from t", ("id",), page_rows=8) for row in page
         )
     assert seen == list(range(1, 40))
+
+
+@pytest.mark.parametrize("page_rows", [2, 3, 4, 500])
+def test_rows_with_the_same_key_are_an_error_and_never_lost(client: Client, page_rows: int) -> None:
+    seen: list[Any] = []
+    with pytest.raises(InvalidRequestError, match="same key"):
+        seen.extend(
+            row
+            for page in client.pages("select a, id from t where id < 20", ("a",), page_rows=page_rows)
+            for row in page
+        )
+    assert seen == []
 
 
 def test_an_empty_result_has_no_pages(client: Client) -> None:

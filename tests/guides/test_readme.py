@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from storage_worker.launch import find
+from storage_worker.ownership import is_owned
+from tests.client.fake import until
 from tests.launch.programs import start_program
 
 README = Path(__file__).parents[2] / "README.md"
@@ -35,18 +38,21 @@ def test_a_host_with_its_worker(tmp_path: Path) -> None:
     assert heard[1].startswith("unix://")
 
 
+def test_children_with_pipes(tmp_path: Path) -> None:
+    code = program("pipe.connect()")
+    (tmp_path / "host.py").write_text(code)
+    started = start_program("", forms=(str(tmp_path / "host.py"),), cwd=tmp_path)
+    heard, complaint = started.communicate(timeout=60)
+    assert (started.returncode, complaint, heard) == (0, "", "4\n")
+
+
 def test_the_event_loop(tmp_path: Path) -> None:
-    code = program("sw.connect_async")
-    inside = "".join(f"    {line}\n" for line in code.splitlines())
-    run(
-        "import asyncio\nimport storage_worker as sw\n"
-        'with sw.StorageWorker("app.db") as worker, worker.connect() as client:\n'
-        '    client.execute("create table orders(id integer primary key, item text)")\n'
-        f"    async def main():\n{''.join(f'    {line}' + chr(10) for line in inside.splitlines())}"
-        "    asyncio.run(main())\n"
-        '    assert client.query("select item from orders").scalar() == "tea"\n',
-        tmp_path,
-    )
+    check = 'client = sw.connect("app.db")\nprint(client.query("select item from orders").scalar())\n'
+    assert run(program("sw.connect_async") + check, tmp_path) == "tea\n"
+    database = tmp_path / "app.db"
+    with find(database) as client:
+        client.stop()
+    until(lambda: not is_owned(str(database)))
 
 
 def test_the_conversation_store(tmp_path: Path) -> None:

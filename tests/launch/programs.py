@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 from storage_worker.spawn import module_path
 
 
-def start_program(code: str, *, forms: tuple[str, ...] | None = None) -> "subprocess.Popen[str]":
+def start_program(
+    code: str, *, forms: tuple[str, ...] | None = None, cwd: Path | None = None
+) -> "subprocess.Popen[str]":
     """Run a program with pipes; `forms` are the interpreter's arguments where the code is no `-c`."""
     return subprocess.Popen(
         [sys.executable, *(("-c", code) if forms is None else forms)],
@@ -15,6 +18,7 @@ def start_program(code: str, *, forms: tuple[str, ...] | None = None) -> "subpro
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        cwd=cwd,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(module_path())},
     )
 

@@ -3,17 +3,20 @@ import contextlib
 import json
 import multiprocessing
 import os
+import pickle
 import signal
 import stat
 import threading
 import warnings
 from multiprocessing.connection import Connection as Pipeline
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
 import pytest
 
+import storage_worker as sw
 from storage_worker import finding, launch
 from storage_worker.client.client import Client
 from storage_worker.launch import StorageWorker, connect, find
@@ -616,3 +619,30 @@ def test_a_host_loads_no_driver_of_its_own() -> None:
     program = start_program("import sys, json, storage_worker.launch; print(json.dumps(sorted(sys.modules)))")
     heard, complaint = program.communicate()
     assert "apsw" not in json.loads(heard), complaint
+
+
+def test_a_client_that_only_reads_makes_no_database(tmp_path: Path) -> None:
+    with pytest.raises(sw.DatabasePathError, match="no database"):
+        sw.connect(tmp_path / "typo.db", role="read")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("what", [None, 7, ["app.db"]])
+def test_what_is_no_path_and_no_address_is_refused(what: Any) -> None:
+    with pytest.raises(sw.InvalidRequestError, match="path or an address"):
+        sw.connect(what)
+
+
+def test_another_address_is_refused() -> None:
+    with pytest.raises(sw.InvalidRequestError, match="unix://"):
+        sw.connect("tcp://localhost:1")
+
+
+def test_limits_are_a_struct(database: Path) -> None:
+    with pytest.raises(sw.InvalidRequestError, match=r"storage_worker\.Limits"):
+        sw.StorageWorker(database, limits={"connections_max": 3})  # type: ignore[arg-type]
+
+
+def test_a_worker_is_not_handed_over(database: Path) -> None:
+    with pytest.raises(TypeError, match=r"worker\.pipe\(\)"):
+        pickle.dumps(sw.StorageWorker(database))

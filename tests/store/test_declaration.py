@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Optional
 import msgspec
 import pytest
 
+import storage_worker as sw
 from storage_worker.protocol.errors import InvalidRequestError, OperationFailedError
 from storage_worker.store import Store
 from storage_worker.transaction import Transaction
@@ -401,3 +402,18 @@ class TestOptions:
         tx, statements = noting()
         assert add_both.handler(tx, "a", "b") == (1, 1)
         assert [parameters for _, parameters in statements.noted] == [("a",), ("b",)]
+
+
+def test_a_declared_error_has_a_code_of_its_own() -> None:
+    with pytest.raises(TypeError, match="code of its own"):
+
+        class EmptyError(sw.DeclaredError):
+            pass
+
+    class FullError(sw.DeclaredError):
+        code = "notes_full"
+
+    class VeryFullError(FullError):
+        """One below another may share its code."""
+
+    assert VeryFullError.code == "notes_full"
