@@ -50,8 +50,10 @@ class Connection:
         tell_after_fork(self)
 
     def __del__(self) -> None:
-        self._sock.close()
-        self._readers.close()
+        # An interrupt may have come in the middle of its making.
+        for part in ("_sock", "_readers"):
+            if hasattr(self, part):
+                getattr(self, part).close()
 
     def request(self, call: Call[Any], terms: Terms, transaction: int = 0) -> Reply | Failure | None:
         """Send a call and wait for the worker's answer; None where another thread reserved the connection.

@@ -13,6 +13,9 @@ from .protocol.limits import Limits
 
 log = logging.getLogger(__name__)
 
+ACCEPTS_MAX = 64
+"""Connections accepted in one turn."""
+
 ACCEPT_PAUSE_NS = 1_000_000_000
 """How long nobody is accepted for want of a descriptor, unless a connection ends before."""
 
@@ -37,7 +40,9 @@ class Door:
     def accept(self) -> Iterator[socket.socket]:
         """The connections of this user's processes that wait, while there is room for their hand-shakes."""
         assert self._listener is not None
-        while self._has_room:
+        for _ in range(ACCEPTS_MAX):
+            if not self._has_room:
+                break
             try:
                 sock, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -51,6 +56,8 @@ class Door:
                 yield sock
             else:
                 sock.close()
+        else:
+            return  # more may wait; the others come first
         self._shut()
 
     @property

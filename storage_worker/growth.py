@@ -22,6 +22,26 @@ class Growth:
         """Another request runs from now on."""
         self._start_bytes = None
 
+    def room_bytes(self) -> int:
+        """How much the database may grow now: not beyond what one request may write, nor beyond the disk's reserve.
+
+        What is written stands in the WAL first and needs room in the database once more.
+        """
+        room = (disk_free_bytes(self._path) - self._reserve_bytes) // 2
+        return max(0, min(self._bytes_max, room))
+
+    def explained(self, error: StorageError) -> StorageError:
+        """The error of a statement: where SQLite found no room, and the disk has some, it was the request's bound."""
+        if isinstance(error, StorageFullError) and self.room_bytes() >= self._bytes_max:
+            return self._too_large()
+        return error
+
+    def _too_large(self) -> RequestTooLargeError:
+        return RequestTooLargeError(
+            f"the request would write more than the {self._bytes_max} bytes that one may write; cut it into several",
+            details={"request_write_bytes_max": self._bytes_max},
+        )
+
     def refusal(self) -> StorageError | None:
         """Why the running request must end, if it must. The first look of each request only notes the size."""
         size = file_bytes(self._path + WAL_SUFFIX)
@@ -29,10 +49,7 @@ class Growth:
             self._start_bytes = size
         written = size - self._start_bytes
         if written > self._bytes_max:
-            return RequestTooLargeError(
-                f"the request has written {written} bytes, and one may write {self._bytes_max}; cut it into several",
-                details={"written_bytes": written, "request_write_bytes_max": self._bytes_max},
-            )
+            return self._too_large()
         if written and disk_free_bytes(self._path) < self._reserve_bytes:
             return StorageFullError(
                 f"the request would leave less than {self._reserve_bytes} bytes of disk space; free some and repeat",

@@ -299,17 +299,15 @@ class Pipes:
         peer.unread_bytes += size
         self._unread_bytes += size
         self._touched[peer] = None
-        if self._unread_bytes > self._limits.unread_total_bytes_max:
-            self._drop_slowest()
         if peer.unread_bytes > self._limits.unread_bytes_max and not peer.paused:
             self._conversation.pause(peer)
 
     def _drop_slowest(self) -> None:
         """Let the client go that leaves most unread of those that do not read: the memory is all clients'."""
-        peer = max(self._stuck, key=lambda each: each.unread_bytes, default=None)
-        if peer is not None:
-            log.warning("client %r (pid %d) leaves too much unread: dropped", peer.name, peer.pid)
-            self.drop(peer)
+        # Whatever is unread after a flush is its client's to read.
+        peer = max(self._stuck, key=lambda each: each.unread_bytes)
+        log.warning("client %r (pid %d) leaves too much unread: dropped", peer.name, peer.pid)
+        self.drop(peer)
 
     def go_on(self, peer: Peer) -> None:
         """Have the downloads of a client go on with the next `flush`; it has made progress by now."""
@@ -327,6 +325,8 @@ class Pipes:
                 self._after_flush(peer)
             else:
                 self._flush(peer)
+        while self._unread_bytes > self._limits.unread_total_bytes_max:
+            self._drop_slowest()
 
     def _flush(self, peer: Peer) -> None:
         """Write what the pipe takes."""

@@ -39,8 +39,8 @@ class Runner:
         self.watch = Watch()
         self.refusal: Callable[[], StorageError | None] = lambda: None
         """Why nothing new is written now, if that is so; asked of what has a key and was not written before."""
-        self._growth = Growth(database.path, limits)
-        self.watch.look = self._growth.refusal
+        self.growth = Growth(database.path, limits)
+        self.watch.look = self.growth.refusal
         self._limits = limits
         self._receipts = receipts
         self.use(database)
@@ -59,7 +59,7 @@ class Runner:
         limits = self._limits
         hostage_ns = now_ns + limits.group_work_ms_max * 1_000_000 if mates else 0
         plain = job.served.plain
-        self._growth.begin()
+        self.growth.begin()
         try:
             arguments = decode(job, limits)
             if (
@@ -79,7 +79,7 @@ class Runner:
                 return False
             fail(job, self.watch.end_reason(), limits)
         except StorageError as error:
-            fail(job, error, limits, "not_committed")
+            fail(job, self.growth.explained(error), limits, "not_committed")
         finally:
             self.watch.job = None
         return True

@@ -151,6 +151,12 @@ class Large(msgspec.Struct, eq=False):
 def _typed(error: OSError) -> StorageError:
     if error.errno in _NO_SPACE:
         return StorageFullError(f"no space for a large value on its way: {error}; free some and repeat")
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return OverloadedError(
+            "no descriptor is left for a large value on its way; repeat later",
+            retry_after=1.0,
+            details={"bound": "descriptors"},
+        )
     return OperationFailedError(
         f"a large value on its way cannot be spooled: {error}", details={"exception": type(error).__name__}
     )

@@ -24,6 +24,9 @@ FIRST_SECONDS_MAX: Final = 60.0
 AT_ONCE_NS: Final = 1
 """A time on the monotonic clock that has passed."""
 
+REST_FACTOR: Final = 10
+"""How many times as long as a slice took it rests where it took too long, or failed."""
+
 LOCKED_SECONDS: Final = 1.0
 """How long it waits where a foreign process holds the lock."""
 
@@ -56,15 +59,24 @@ class StoreWork:
     def _run_once(self) -> None:
         found: list[Transaction] = []
         position, self._position = self._position, None
-        # After an error it begins anew, but not at once.
-        self._put_off(self._work.every_s)
-        if not self._writer.run_own(lambda: self._run(position, found)):
+        began_ns = time.monotonic_ns()
+        try:
+            has_run = self._writer.run_own(lambda: self._run(position, found))
+        finally:
+            # After an error it begins anew, but not at once; and the foreground gets most of the time, however long
+            # a slice takes.
+            took_s = (time.monotonic_ns() - began_ns) / NS_PER_SECOND
+            self._put_off(max(self._work.every_s, took_s * REST_FACTOR))
+        if not has_run:
             self._position = position
             self._put_off(LOCKED_SECONDS)
             return
         self.status.done_units += 1
         if self._position is not None:
-            self._due_ns = AT_ONCE_NS
+            if took_s * 1000 < self._limits.background_slice_ms_max:
+                self._due_ns = AT_ONCE_NS
+            else:
+                self._put_off(took_s * REST_FACTOR)
         calls = [call for tx in found for call in tx.calls]
         if calls:
             self._writer.watched(lambda: self._call(calls))

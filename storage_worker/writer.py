@@ -28,6 +28,9 @@ from .watch import FatalError, TransactionGoneError, UndoneError, cancelled, dea
 
 log = logging.getLogger(__name__)
 
+BOUND_NS = 100_000_000
+"""How long a bound of the database's growth holds before it is taken anew."""
+
 
 class Writer:
     """The one connection that writes. Used by the serving thread only."""
@@ -45,6 +48,7 @@ class Writer:
         self.refuse: StorageError | None = None
         """Why nothing is written any more: the file is damaged."""
         self.blocked_until_ns = 0
+        self._bound_ns = 0
         self.database, self.files = reopen()
         self.receipts = receipts(self.database)
         self.runner = Runner(self.database, self.receipts, limits)
@@ -57,6 +61,7 @@ class Writer:
     def use(self, database: Database, files: OpenFiles) -> None:
         """Go on with a fresh connection."""
         self.database, self.files = database, files
+        self._bound_ns = 0
         self.receipts.database = database
         self.runner.use(database)
 
@@ -115,6 +120,10 @@ class Writer:
             self.recovery.after(error)
             raise
         self.blocked_until_ns = 0
+        if now_ns >= self._bound_ns:
+            # The progress handler looks too seldom at statements with large values; SQLite itself keeps this bound.
+            self._bound_ns = now_ns + BOUND_NS
+            self.database.bound_growth(self.runner.growth.room_bytes())
         return True
 
     def _run_begun(self, done: list[Job]) -> None:
@@ -178,7 +187,7 @@ class Writer:
             return
         self._undo(group[:-1])
         typed = as_typed(error, culprit.served.name)
-        fail(culprit, typed, self._limits, "not_committed")
+        fail(culprit, self.runner.growth.explained(typed), self._limits, "not_committed")
         done.append(culprit)
         self.recovery.after(typed)
 

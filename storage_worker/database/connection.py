@@ -65,6 +65,7 @@ class Database:
         self._plain: set[str] = set()
         self._stop: Callable[[], bool] = lambda: False
         self._spoilt = False
+        self._page_bytes = 0
         self.wal_frames = 0
         """Frames in the WAL after this connection's last commit."""
         connection.set_wal_hook(self._note_wal)
@@ -128,7 +129,8 @@ class Database:
             raise InvalidRequestError("the SQL text holds no statement")
         if rest and self._prepare(rest, ())[0] is not None:
             raise InvalidRequestError(
-                "one statement at a time; use batch, or script for a text of several", details={"use": "script"}
+                "one statement at a time; use batch, or script for a text of several",
+                details={"use": "script"},
             )
         if len(sql) <= KEPT_CHARS_MAX:
             if len(self._shapes) >= self._limits.statement_cache_count:
@@ -230,17 +232,25 @@ class Database:
 
     # The worker's own statements
 
-    def own(self, sql: str, parameters: Sequence[Value] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement of the worker's own, unguarded; the driver's error becomes ours."""
+    def own(self, sql: str, parameters: Sequence[Value] = (), *, keep: bool = True) -> list[tuple[Any, ...]]:
+        """Run a statement of the worker's own, unguarded, and `keep` it prepared; the driver's error becomes ours."""
         guard = self._guard
         guard.on = False
         try:
-            return list(self._cursor.execute(sql, parameters))
+            return list(self._cursor.execute(sql, parameters, can_cache=keep))
         except Exception as error:
             self._reset()
             raise typed(error, self.path, "") from error
         finally:
             guard.on = True
+
+    def bound_growth(self, room_bytes: int) -> None:
+        """Let the database grow by so many bytes and no more; then SQLite says that it is full."""
+        if not self._page_bytes:
+            self._page_bytes = int(self.own("pragma page_size")[0][0])
+        pages = int(self.own("pragma page_count")[0][0]) + max(1, room_bytes // self._page_bytes)
+        # Each text is another one: kept, they would take the places of the clients' statements.
+        self.own(f"pragma max_page_count={pages}", keep=False)
 
     def begin(self) -> None:
         """BEGIN IMMEDIATE; `BusyError` where a foreign process holds the lock."""

@@ -157,7 +157,7 @@ def test_a_request_that_would_fill_the_disk_is_ended(tmp_path: Path, monkeypatch
         bench.run_all()
         large = bench.execute(LARGE)
         bench.run_all()
-        with pytest.raises(StorageFullError, match="disk space"):
+        with pytest.raises(StorageFullError, match="space"):
             result(large)
         assert bench.rows("select a from t") == []
 
@@ -204,3 +204,26 @@ def test_an_end_of_a_statement_is_no_store_s_error(tmp_path: Path) -> None:
 def test_statistics_are_taken_of_a_bounded_number_of_rows(tmp_path: Path) -> None:
     with Workbench(tmp_path / "app.db") as bench:
         assert bench.rows("pragma analysis_limit") == [(bench.limits.analysis_rows_max,)]
+
+
+def test_what_large_values_write_is_bounded_too(tmp_path: Path) -> None:
+    """A statement of few steps is not looked at on its way; SQLite itself ends it."""
+    with Workbench(tmp_path / "app.db", request_write_bytes_max=20 * MIB) as bench:
+        bench.execute("create table t(a)")
+        bench.run_all()
+        large = bench.execute(
+            "insert into t with recursive c(n) as (select 1 union all select n + 1 from c where n < 30)"
+            " select zeroblob(2000000) from c"
+        )
+        small = bench.execute("insert into t values('mate')")
+        bench.run_all()
+        with pytest.raises(RequestTooLargeError) as caught:
+            result(large)
+        assert caught.value.outcome == "not_committed"
+        assert result(small).rows_changed == 1
+        assert bench.rows("select a from t") == [("mate",)]
+        for _ in range(12):
+            job = bench.execute("insert into t values(zeroblob(5000000))")
+            bench.writer._bound_ns = 0
+            bench.run_all()
+            assert result(job).rows_changed == 1
