@@ -3,6 +3,8 @@
 import json as standard_json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
@@ -32,7 +34,6 @@ from .protocol.errors import (
     InvalidRequestError,
 )
 from .protocol.limits import DEFAULT_LIMITS, Limits
-from .protocol.statements import Rows
 from .protocol.values import Value
 from .tables import rows_plain, rows_view, size
 from .version import VERSION
@@ -148,11 +149,21 @@ def serve(
         "storage-worker sql app.db 'select * from notes where id = ?' --param 7 --json",
         "storage-worker sql app.db --write 'insert into notes(text) values (?)' --param 'hello'",
         "storage-worker sql app.db - < query.sql",
+        "storage-worker sql app.db --script schema.sql",
     )
 )
 def sql(
     path: PathArgument,
-    statement: Annotated[str, typer.Argument(help="One statement; - reads it from standard input.")],
+    statement: Annotated[
+        str | None,
+        typer.Argument(help="One statement; - reads it from standard input.", show_default=False),
+    ] = None,
+    script: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file of statements that may write, all or none of them; - is standard input.",
+        ),
+    ] = None,
     write: Annotated[bool, typer.Option("--write", help="The statement may write.")] = False,
     param: Annotated[
         list[str] | None,
@@ -164,26 +175,55 @@ def sql(
     timeout: TimeoutOption = 30.0,
     json: JsonOption = False,
 ) -> None:
-    """Run one statement; a shared worker is started where none runs."""
-    if request_key is not None and not write:
+    """Run one statement, or a script; a shared worker is started where none runs."""
+    if (statement is None) == (script is None):
+        raise typer.BadParameter("give a statement, or a file of them with --script")
+    if script is not None and param:
+        raise typer.BadParameter("the statements of a script take no --param")
+    writes = write or script is not None
+    if request_key is not None and not writes:
         raise typer.BadParameter("a request key is for writes: add --write")
-    text = sys.stdin.read() if statement == "-" else statement
+    text = _sql_text(statement, script)
     values = [_parameter(value) for value in param or []]
-    with typed_errors(json=json), _running_or_started(path, timeout, may_make=write) as client:
-        if write:
+    with (
+        typed_errors(json=json, writes=writes),
+        _running_or_started(path, timeout, may_make=writes) as client,
+        _own_words(),
+    ):
+        if script is not None:
+            rows = client.script(text, timeout=timeout, request_key=request_key)
+        elif write:
             rows = client.execute(text, values, timeout=timeout, request_key=request_key)
         else:
-            rows = _query(client, text, values, timeout)
-    print_result(lambda: rows_view(rows, written=write), lambda: rows_plain(rows), json=json)
+            rows = client.query(text, values, timeout=timeout)
+    print_result(lambda: rows_view(rows, written=writes), lambda: rows_plain(rows), json=json)
 
 
-def _query(client: Client, text: str, values: list[Value], timeout: float) -> Rows:
+def _sql_text(statement: str | None, script: Path | None) -> str:
+    if "-" in (statement, str(script)):
+        return sys.stdin.read()
+    if script is None:
+        return statement or ""
     try:
-        return client.query(text, values, timeout=timeout)
+        return script.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{script} cannot be read: {error}") from error
+
+
+@contextmanager
+def _own_words() -> Iterator[None]:
+    """What the worker says of a client's functions, said of the command's options."""
+    try:
+        yield
     except InvalidRequestError as error:
-        if error.details.get("use") != "execute":
+        words = {
+            "execute": "the statement changes something; allow it with --write",
+            "script": "one statement for each call; a file of several takes --script",
+        }
+        use = error.details.get("use")
+        if not isinstance(use, str) or use not in words:
             raise
-        raise InvalidRequestError("the statement changes something; allow it with --write") from error
+        raise InvalidRequestError(words[use]) from error
 
 
 @app.command(epilog=examples("storage-worker check app.db", "storage-worker check app.db --json"))

@@ -48,6 +48,9 @@ T = TypeVar("T")
 ROWS_DEFAULT = 200
 ROWS_MAX = 1_000
 
+CANDIDATES_MAX = 5
+"""How many sessions are named where an id is not told whole and several begin so."""
+
 AfterOption = Annotated[int, typer.Option(min=0, help="Go on behind this one, as the last output says.")]
 RowsOption = Annotated[int, typer.Option(min=1, max=ROWS_MAX, help="How many to show at the most.")]
 RoomOption = Annotated[str | None, typer.Option(help="Only those of this room.")]
@@ -104,7 +107,7 @@ def import_(
     they are; an event of an export without an id of its own is known again by its place in its session. Exit status 1
     where something could not be read; all else is imported.
     """
-    with typed_errors(json=json):
+    with typed_errors(json=json, writes=True):
         summary = _import_with_progress(path, sources, processes)
     print_result(lambda: import_view(summary), lambda: _summary_plain(summary), json=json)
     if summary.problem_count or summary.failures:
@@ -114,7 +117,8 @@ def import_(
 def _import_with_progress(path: Path, sources: list[Path], processes: int) -> Summary:
     columns = (TextColumn("importing"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     # Results go to the standard output, also where that is a file.
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    out = Console(stderr=True)
+    with Progress(*columns, console=out, transient=True, disable=not out.is_terminal) as progress:
         task = progress.add_task("importing", total=input_bytes(sources))
         return import_paths(
             path,
@@ -141,7 +145,9 @@ def export(
     file: Annotated[
         Path | None, typer.Argument(help="Where to write; standard output by default.", dir_okay=False)
     ] = None,
-    session: Annotated[str | None, typer.Option(help="Only this session.")] = None,
+    session: Annotated[
+        str | None, typer.Option(help="Only this session: its id, or what no other id begins with.")
+    ] = None,
     room: RoomOption = None,
     call_timeout: Annotated[
         float,
@@ -155,7 +161,8 @@ def export(
     if session is not None and room is not None:
         raise typer.BadParameter("name a session or a room, not both")
     with typed_errors(json=False), _reader(path, call_timeout) as reader:
-        lines = export_lines(reader.client, session, room, timeout=call_timeout)
+        found = None if session is None else _session_id(reader, session)
+        lines = export_lines(reader.client, found, room, timeout=call_timeout)
         if file is None:
             write_out(lines, sys.stdout.buffer)
         else:
@@ -210,8 +217,13 @@ def sessions(
 )
 def show(
     path: PathArgument,
-    session: Annotated[str, typer.Argument(help="The session's id, as `sessions` lists it.")],
-    full: Annotated[bool, typer.Option("--full", help="Show long texts whole.")] = False,
+    session: Annotated[str, typer.Argument(help="The session's id, or what no other id begins with.")],
+    full: Annotated[
+        bool,
+        typer.Option(
+            "--full", help="Show long texts whole, and what an import keeps beside the conversation."
+        ),
+    ] = False,
     after: AfterOption = 0,
     rows: RowsOption = ROWS_MAX,
     timeout: TimeoutOption = 30.0,
@@ -219,11 +231,7 @@ def show(
 ) -> None:
     """Show a conversation: its messages, and what happened between them folded to one line each."""
     with typed_errors(json=json), _reader(path, timeout) as reader:
-        page = reader.call(conversation.history(session, after, rows))
-        if not page.items and not after and reader.call(conversation.session(session)) is None:
-            raise conversation.SessionNotFoundError(
-                f"there is no session {session!r}", details={"session": session}
-            )
+        page = reader.call(conversation.history(_session_id(reader, session), after, rows))
         if json:
             print_json(_page_plain(page, "events"))
             return
@@ -232,6 +240,29 @@ def show(
             out.print(view)
         if page.more:
             out.print(_more(page), style="dim")
+
+
+def _session_id(reader: _Reader, given: str) -> str:
+    """The id of a session, whole or as much of it as only that one begins with."""
+    if not given:
+        raise InvalidRequestError("the session's id is empty")
+    # Events have a session that may never have been made.
+    is_whole = (
+        reader.call(conversation.session(given)) is not None
+        or reader.call(conversation.history(given, page_rows=1)).items
+    )
+    if is_whole:
+        return given
+    found = reader.call(conversation.session_ids(given, CANDIDATES_MAX + 1))
+    if not found:
+        raise conversation.SessionNotFoundError(f"there is no session {given!r}", details={"session": given})
+    if len(found) > 1 and given not in found:
+        more = " and more" if len(found) > CANDIDATES_MAX else ""
+        raise InvalidRequestError(
+            f"{given!r} begins the ids of {', '.join(found[:CANDIDATES_MAX])}{more}; give more of the one",
+            details={"session": given},
+        )
+    return found[0]
 
 
 def _text_reader(reader: _Reader) -> Callable[[PayloadRef], str | None]:

@@ -31,15 +31,18 @@ def examples(*lines: str) -> str:
 
 
 @contextmanager
-def typed_errors(*, json: bool) -> Iterator[None]:
-    """A storage error of the block is printed, readable or as JSON, and ends the command with its exit status."""
+def typed_errors(*, json: bool, writes: bool = False) -> Iterator[None]:
+    """A storage error of the block is printed, readable or as JSON, and ends the command with its exit status.
+
+    Where the block `writes`, people are told whether that was committed, too; JSON always has it.
+    """
     try:
         yield
     except StorageError as error:
         if json:
             print_json(error_plain(error))
         else:
-            Console(stderr=True).print(error_view(error), soft_wrap=True)
+            Console(stderr=True).print(error_view(error, writes=writes), soft_wrap=True)
         raise typer.Exit(EXIT_STORAGE_ERROR) from error
 
 

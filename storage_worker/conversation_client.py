@@ -3,7 +3,10 @@
 import os
 from typing import Final
 
+import psutil
+
 from . import conversation, launch
+from .address import SCHEME
 from .client.client import Client
 from .client.terms import deadline_after, seconds_left
 from .protocol.envelope import Role
@@ -12,26 +15,65 @@ from .protocol.limits import DEFAULT_LIMITS
 
 STORE: Final = "storage_worker.conversation:store"
 
+IDLE_SECONDS_MAX: Final = DEFAULT_LIMITS.shared_idle_ms / 1000 + launch.CHECKPOINT_SECONDS_MAX
+"""How long a shared worker without clients takes to end."""
+
 
 def connect(target: str | os.PathLike[str], *, role: Role, name: str, timeout: float) -> Client:
     """A client of a database, whose worker is started where none runs, or of the worker at an address.
 
-    Arguments as of `storage_worker.connect`. Raises what that raises, and `InvalidRequestError` where the worker that
-    runs was started without the conversation store.
+    A shared worker that runs without the conversation store, as one that `sql` started, is waited for: it ends 5 s
+    after its last client, and one with the store takes its place. Arguments as of `storage_worker.connect`. Raises what
+    that raises, and `InvalidRequestError` where the worker that runs does not serve the conversation store and does
+    not end.
     """
     deadline_ns = deadline_after(timeout, DEFAULT_LIMITS)
-    client = launch.connect(target, role=role, stores=[STORE], name=name, timeout=timeout)
+    while True:
+        client = launch.connect(
+            target, role=role, stores=[STORE], name=name, timeout=seconds_left(deadline_ns)
+        )
+        try:
+            client.call(conversation.rooms(page_rows=1), timeout=seconds_left(deadline_ns))
+            return client
+        except InvalidRequestError as error:
+            with client:
+                pid = _shared_pid(client, target, seconds_left(deadline_ns))
+            if pid is None or not has_ended(pid, min(seconds_left(deadline_ns), IDLE_SECONDS_MAX)):
+                raise _no_store(target, is_shared=pid is not None) from error
+        except BaseException:
+            client.close()
+            raise
+
+
+def _shared_pid(client: Client, target: str | os.PathLike[str], timeout: float) -> int | None:
+    """The process of a shared worker; None for one of a program's own, and at an address, where none follows."""
+    if str(target).startswith(SCHEME):
+        return None
+    found = client.status(timeout=timeout)
+    return found.process.pid if found.shared else None
+
+
+def has_ended(pid: int, seconds: float) -> bool:
+    """Whether a process ends within some seconds."""
     try:
-        client.call(conversation.rooms(page_rows=1), timeout=seconds_left(deadline_ns))
-    except InvalidRequestError as error:
-        client.close()
-        raise InvalidRequestError(
-            f"the worker that runs for {os.fspath(target)} does not serve the conversation store. Stop it"
-            " (`storage-worker stop`), then the next command starts one that does; or have the program that owns it"
-            f" start it with stores=[{STORE!r}]",
-            details={"store": STORE},
-        ) from error
-    except BaseException:
-        client.close()
-        raise
-    return client
+        psutil.Process(pid).wait(seconds)
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.TimeoutExpired:
+        return False
+    return True
+
+
+def _no_store(target: str | os.PathLike[str], *, is_shared: bool) -> InvalidRequestError:
+    which = f"the worker that runs for {os.fspath(target)} does not serve the conversation store"
+    if is_shared:
+        advice = (
+            "It is a shared one and did not end in time, since it has other clients: end these, or stop it"
+            " (`storage-worker stop`); then the next command starts one that does"
+        )
+    else:
+        advice = (
+            "Stop it (`storage-worker stop`), then the next command starts one that does; or have the program that"
+            f" owns it start it with stores=[{STORE!r}]"
+        )
+    return InvalidRequestError(f"{which}. {advice}", details={"store": STORE})

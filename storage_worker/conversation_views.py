@@ -8,13 +8,16 @@ from datetime import UTC, datetime
 from typing import Final
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 from .conversation.records import Event, Historic, Navigation, PayloadRef, Room, Said
 from .import_fleet import Summary
+from .import_session import FINISHED
 from .tables import printable, size
+from .transcripts.records import RECORD
 
 TEXT_CHARS_SHOWN: Final = 2_000
 """How much of a message is shown unless all of it is asked for."""
@@ -23,6 +26,19 @@ LINE_CHARS_SHOWN: Final = 100
 """How much of what is folded to a line is shown."""
 
 PROBLEMS_SHOWN_MAX: Final = 20
+SKIPPED_SHOWN_MAX: Final = 10
+
+LAST_CHARS_MIN: Final = 30
+"""How much of its last column a list shows before it shows one more column."""
+
+WIDTH_MAX: Final = 1_000_000
+"""A width that cuts nothing, to measure with."""
+
+FREE_TEXTS: Final = ("room", "title", "state", "last message")
+"""Columns that are cut where a line is too long."""
+
+_OF_IMPORTS: Final = (RECORD, FINISHED)
+"""What an import keeps to give its source back, which is no part of the conversation."""
 
 _COLOURS: Final = {"user": "cyan", "prompter": "cyan", "assistant": "green", "system": "magenta"}
 _MARKS: Final = {
@@ -43,36 +59,79 @@ def rooms_view(rooms: Iterable[Room], *, more: str) -> RenderableType:
         if room.archived_ms is not None:
             state.append(f"archived {_when(room.archived_ms)}")
         table.add_row(
-            _one_line(room.id),
+            _whole(room.id),
             _one_line(room.title),
             f"{room.last_message:,}",
             _when(room.created_ms),
             ", ".join(state),
         )
-    return _with_more(table, more)
+    return _with_more(_WithWholeIds(table), more)
 
 
 def sessions_view(sessions: Iterable[Navigation], *, more: str) -> RenderableType:
-    """A table of sessions; `more` as for rooms."""
-    table = _table("session", "room", "messages", "events", "status", "last activity", "last message")
+    """A table of sessions, their rooms only where that leaves space for the last message; `more` as for rooms."""
+    listed = list(sessions)
+    tables = (_sessions_table(listed, with_room=with_room) for with_room in (True, False))
+    return _with_more(_WithWholeIds(*tables), more)
+
+
+def _sessions_table(sessions: Iterable[Navigation], *, with_room: bool) -> Table:
+    room = ["room"] if with_room else []
+    table = _table("session", *room, "messages", "events", "status", "last activity", "last message")
     for each in sessions:
         table.add_row(
-            _one_line(each.session),
-            _one_line(each.room),
+            _whole(each.session),
+            *([_one_line(each.room)] if with_room else []),
             f"{each.last_message:,}",
             f"{each.last_sequence:,}",
             _one_line(each.status),
             _when(each.activity_ms),
             _one_line(each.preview),
         )
-    return _with_more(table, more)
+    return table
+
+
+class _WithWholeIds:
+    """The first of some tables that has space for its last column, else the last of them.
+
+    Its first column, the ids, is never cut, since commands take them: it is folded where it is wider than the terminal.
+    """
+
+    def __init__(self, *tables: Table) -> None:
+        self._tables = tables
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        unbounded = options.update(max_width=WIDTH_MAX)
+
+        def width(table: Table, number: int) -> int:
+            cells = table.columns[number].cells
+            return max(Measurement.get(console, unbounded, cell).maximum for cell in cells)
+
+        def needed(table: Table) -> int:
+            cut = max(0, width(table, -1) - LAST_CHARS_MIN)
+            return Measurement.get(console, unbounded, table).maximum - cut
+
+        fitting = (table for table in self._tables if needed(table) <= options.max_width)
+        table = next(fitting, self._tables[-1])
+        table.columns[0].min_width = min(width(table, 0), options.max_width - 2)
+        yield table
 
 
 def _table(*headings: str) -> Table:
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading in ("messages", "events") else "left")
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    for number, heading in enumerate(headings):
+        table.add_column(
+            heading,
+            justify="right" if heading in ("messages", "events") else "left",
+            # Those that may wrap are the first to be made narrower.
+            no_wrap=number == 0 or heading not in FREE_TEXTS,
+        )
     return table
+
+
+def _whole(name: str) -> Text:
+    """An id on as many lines as it takes."""
+    return Text(_one_line_text(name), no_wrap=False, overflow="fold")
 
 
 def _with_more(view: RenderableType, more: str) -> RenderableType:
@@ -86,13 +145,18 @@ ReadText = Callable[[PayloadRef], str | None]
 def conversation_view(events: Iterable[Historic], read_text: ReadText | None) -> Iterator[RenderableType]:
     """Each event of a session: messages with their text, everything else folded to one line.
 
-    With `read_text` no text is cut; it is asked for each text when its message is shown.
+    With `read_text` no text is cut and nothing is left out; it is asked for each text when its message is shown.
     """
+    hidden = 0
     for historic in events:
-        if historic.message is None:
-            yield _folded(historic.event)
-        else:
+        if historic.message is not None:
             yield _message(historic.event, historic.message, read_text)
+        elif read_text is None and historic.event.type in _OF_IMPORTS:
+            hidden += 1
+        else:
+            yield _folded(historic.event)
+    if hidden:
+        yield Text(f"       {_count(hidden, 'record')} of the import not shown: --full", style="dim")
 
 
 def _message(event: Event, said: Said, read_text: ReadText | None) -> Text:
@@ -101,7 +165,7 @@ def _message(event: Event, said: Said, read_text: ReadText | None) -> Text:
     view = Text()
     view.append(f"{event.sequence:>5}  ", style="dim")
     view.append(_one_line_text(who), style=f"bold {_COLOURS.get(said.role, 'blue')}")
-    view.append(f"  {_when(event.created_ms)}{thread}\n", style="dim")
+    view.append(f"  {_when(event.created_ms)}{thread}", style="dim")
     body = event.body
     if isinstance(body, PayloadRef):
         found = None if read_text is None else read_text(body)
@@ -111,7 +175,8 @@ def _message(event: Event, said: Said, read_text: ReadText | None) -> Text:
         text = (body or "")[:TEXT_CHARS_SHOWN] if read_text is None else (body or "")
         whole = f"{len(body or ''):,} characters"
         is_cut = len(text) < len(body or "")
-    view.append(_indented(printable(text)))
+    if text.strip():
+        view.append("\n" + _indented(printable(text)))
     if is_cut:
         more = "--full shows them" if read_text is None else "which cannot be read"
         view.append(f"\n       … cut; {whole} in all, {more}", style="dim")
@@ -144,11 +209,15 @@ def _folded(event: Event) -> Text:
 
 
 def _one_line(text: str) -> Text:
-    return Text(_one_line_text(text)[: 2 * LINE_CHARS_SHOWN])
+    return Text(_one_line_text(text)[: 2 * LINE_CHARS_SHOWN], no_wrap=True, overflow="ellipsis")
 
 
 def _one_line_text(text: str) -> str:
     return printable(text.replace("\n", " "))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _when(milliseconds: int) -> str:
@@ -160,7 +229,7 @@ def _when(milliseconds: int) -> str:
 
 def import_view(summary: Summary) -> RenderableType:
     """What an import did, by format, and what it could not."""
-    table = _table("format", "sessions", "there before", "records", "events", "added", "size")
+    table = _table("format", "new sessions", "there before", "records", "events", "added", "size")
     for column in table.columns[1:]:
         column.justify = "right"
     rows = [*sorted(summary.formats.items()), *([("all", summary.total)] if len(summary.formats) > 1 else [])]
@@ -169,14 +238,25 @@ def import_view(summary: Summary) -> RenderableType:
             name,
             *(
                 f"{each:,}"
-                for each in (count.sessions, count.known, count.records, count.events, count.added)
+                for each in (
+                    count.sessions - count.known,
+                    count.known,
+                    count.records,
+                    count.events,
+                    count.added,
+                )
             ),
             size(count.size_bytes),
             style="bold" if name == "all" else "",
         )
     parts: list[RenderableType] = [table] if rows else [Text("nothing to import")]
     if summary.skipped:
-        parts.append(Text(f"skipped {len(summary.skipped):,} files that are no transcripts", style="dim"))
+        names = [printable(each.path) for each in summary.skipped[:SKIPPED_SHOWN_MAX]]
+        more = [f"… and {len(summary.skipped) - len(names):,} more; --json names all"]
+        lines = names + (more if len(summary.skipped) > len(names) else [])
+        are = "that is no transcript" if len(summary.skipped) == 1 else "that are no transcripts"
+        told = f"skipped {_count(len(summary.skipped), 'file')} {are}:"
+        parts.append(Text("\n  ".join([told, *lines]), style="dim"))
     shown = summary.problems[:PROBLEMS_SHOWN_MAX]
     parts += [Text(printable(str(problem)), style="yellow") for problem in shown]
     if summary.problem_count > PROBLEMS_SHOWN_MAX:

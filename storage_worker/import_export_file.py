@@ -85,6 +85,8 @@ class _ExportImport:
         self._unnamed_rooms: set[str] = set()
         self._ours: set[str] = set()
         """Sessions that this import has made, or has given their last event."""
+        self._known: set[str] = set()
+        """Sessions that were there, and have been given nothing."""
         self._open: _Payload | None = None
         self._incomplete: set[PayloadKey] = set()
         self._payloads: dict[PayloadKey, PayloadRef] = {}
@@ -100,6 +102,8 @@ class _ExportImport:
             for session in self._sessions.values():
                 self._finish(session)
         finally:
+            found = self._report.found
+            found.sessions, found.known = len(self._sessions), len(self._known)
             if self._open is not None:
                 self._open.file.close()
 
@@ -165,6 +169,8 @@ class _ExportImport:
         )
         if self._client.ask(call):
             self._ours.add(line.id)
+        else:
+            self._known.add(line.id)
 
     def _finish(self, line: SessionLine) -> None:
         """Give a session the status that its events do not tell, unless it was there with all of them."""
@@ -243,6 +249,8 @@ class _ExportImport:
     def _count(self, line: EventLine, *, is_new: bool) -> None:
         self._report.event(is_new=is_new)
         (self._ours.add if is_new else self._ours.discard)(line.session)
+        if is_new:
+            self._known.discard(line.session)
 
     def _stands_at_its_place(self, line: EventLine) -> bool:
         """Whether the event with this sequence in the stored session says the same, and says it at the same time."""

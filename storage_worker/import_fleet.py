@@ -23,7 +23,13 @@ from .transcripts import exports, formats
 from .transcripts.formats import Skipped
 from .transcripts.records import Problem, Transcript
 
-PROCESSES_DEFAULT: Final = 8
+
+def processes_for(cores: int | None) -> int:
+    """How many client processes suit a machine: one for each core, and always two, since they wait for answers."""
+    return min(8, max(2, cores or 2))
+
+
+PROCESSES_DEFAULT: Final = processes_for(os.cpu_count())
 PROCESSES_MAX: Final = 256
 
 ATTEMPTS_MAX: Final = 5
@@ -40,7 +46,7 @@ PROBLEMS_COUNT_MAX: Final = 10_000
 
 
 class FormatCount(msgspec.Struct):
-    """What was imported of one format; `known` sessions were there already and left alone."""
+    """What was imported of one format; `known` of its `sessions` were there already and left alone."""
 
     sessions: int = 0
     known: int = 0
@@ -86,8 +92,8 @@ def import_paths(
     """Import files and folders of transcripts into the conversation store.
 
     Arguments: `target`, the database, whose worker is started where none runs, or a worker's address; `processes`,
-    how many client processes work at once; `on_progress`, called with the bytes of the input that were done since
-    the last time: all of `input_bytes` in the end.
+    how many client processes work at once, by default one for each core, 2 to 8; `on_progress`, called with the bytes
+    of the input that were done since the last time: all of `input_bytes` in the end.
 
     What is stored already is left as it is: an import that was broken off goes on where it was. Raises what `connect`
     raises; what goes wrong later is told in the summary.
@@ -157,8 +163,8 @@ def _add_problems(summary: Summary, problems: list[Problem], count: int) -> None
 
 def _add(summary: Summary, done: Imported, *, with_latencies: bool) -> None:
     count = summary.formats.setdefault(done.format, FormatCount())
-    count.sessions += 1
-    count.known += done.is_known
+    count.sessions += done.sessions
+    count.known += done.known
     count.records += done.records
     count.events += done.events
     count.added += done.added

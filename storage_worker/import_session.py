@@ -59,8 +59,7 @@ RECORD_ERRORS: Final = (DeclaredError, InvalidRequestError, RequestTooLargeError
 class Imported(msgspec.Struct, kw_only=True):
     """What became of one transcript.
 
-    `added` of its `events` were not there before; `is_known` says that it was imported before and left alone;
-    `errors` counts the errors of calls that were sent again, by code; `latencies_s` are those of all calls that
+    `added` of its `events` were not there before; `known` of its `sessions` were there and left alone; `errors` counts the errors of calls that were sent again, by code; `latencies_s` are those of all calls that
     stored something, in seconds, as the bytes of an array of doubles; `failure` says what ended it early, None where
     nothing did.
     """
@@ -68,10 +67,11 @@ class Imported(msgspec.Struct, kw_only=True):
     format: str
     session: str
     size_bytes: int
+    sessions: int = 1
+    known: int = 0
     records: int = 0
     events: int = 0
     added: int = 0
-    is_known: bool = False
     problems: list[Problem] = []
     problem_count: int = 0
     errors: dict[str, int] = {}
@@ -188,7 +188,7 @@ class _SessionImport:
         transcript = self._transcript
         mark = f"import {content_of(transcript)[:CONTENT_CHARS]}"
         if self._is_known(mark):
-            self._report.found.is_known = True
+            self._report.found.known = 1
             return
         self._client.ask(conversation.create_room(transcript.room, transcript.title))
         tally = Tally()

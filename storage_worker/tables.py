@@ -275,10 +275,12 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def error_view(error: StorageError) -> Text:
-    """A typed error: what happened, whether anything was committed, and the details."""
+def error_view(error: StorageError, *, writes: bool) -> Text:
+    """A typed error: what happened, where something `writes` whether that was committed, and the details."""
     text = Text.assemble((error.code, "bold red"), f": {error.message}")
-    facts: list[tuple[str, Detail]] = [("outcome", error.outcome.replace("_", " "))]
+    facts: list[tuple[str, Detail]] = []
+    if writes:
+        facts.append(("outcome", error.outcome.replace("_", " ")))
     if error.retry_after is not None:
         facts.append(("retry after", f"{error.retry_after:g} s"))
     # What the message says already is not said twice.

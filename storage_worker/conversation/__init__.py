@@ -45,7 +45,7 @@ from .records import (
 from .restores import restore_room, restore_session
 from .rooms import archive_room, create_room, resolve_room, room, rooms
 from .schema import store
-from .sessions import session, sessions, set_session_status, upsert_session
+from .sessions import session, session_ids, sessions, set_session_status, upsert_session
 
 __all__ = [
     "Admitted",
@@ -96,6 +96,7 @@ __all__ = [
     "room",
     "rooms",
     "session",
+    "session_ids",
     "sessions",
     "set_session_status",
     "store",

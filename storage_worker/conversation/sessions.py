@@ -15,6 +15,7 @@ _COLUMNS: Final = "session_number, id, room_id, parent_id, root_id, status, runt
 _ONE: Final = f"select {_COLUMNS} from conversation_sessions where id = ? and session_number is not null"  # noqa: S608 - of constants
 _ADOPT: Final = "update conversation_sessions set parent_id = ?, root_id = ? where number = ?"
 _BIND: Final = "update conversation_sessions set runtime_binding = ? where number = ?"
+_BEGINNING: Final = "select id from conversation_sessions where id >= ? and id < ? order by id limit ?"
 _TEXTS: Final = "id, room_id, parent_id, root_id, status, runtime_binding, first_preview"
 
 
@@ -96,6 +97,13 @@ def set_session_status(
 def session(tx: Transaction, session: Name) -> Session | None:
     """One session, or None."""
     return find_session(tx, session)
+
+
+@store.read
+def session_ids(tx: Transaction, beginning: Name, rows: PageRows = PAGE_ROWS_DEFAULT) -> list[str]:
+    """The ids that begin with a text, in their order and `rows` of them at the most, of all that navigation shows."""
+    # No text that begins so sorts behind the last character that there is.
+    return [found for (found,) in tx.query(_BEGINNING, (beginning, f"{beginning}\U0010ffff", rows)).rows]
 
 
 @store.read

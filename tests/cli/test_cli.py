@@ -89,10 +89,31 @@ class TestSql:
         assert "execute" not in refused["message"]
         assert run_json("sql", served, "select count(*) from t")["rows"] == [[2]]
 
-    def test_other_invalid_requests_keep_their_words(self, served: Path) -> None:
-        refused = run_json("sql", served, "select 1; select 2", status=3)
+    def test_several_statements_are_a_script(self, served: Path, tmp_path: Path) -> None:
+        text = "insert into t values (8, 'x'); insert into t values (9, 'y');"
+        refused = run_json("sql", served, text, "--write", status=3)
         assert refused["code"] == "storage_invalid_request"
-        assert "--write" not in refused["message"]
+        assert "one statement for each call" in refused["message"]
+        assert "batch" not in refused["message"]
+        file = tmp_path / "more.sql"
+        file.write_text(text)
+        assert run("sql", served, "--script", file).exit_code == 0
+        assert run("sql", served, "--script", "-", stdin="delete from t where a = 9;").exit_code == 0
+        assert run_json("sql", served, "select a from t order by a")["rows"] == [[1], [2], [8]]
+
+    def test_a_script_is_all_or_nothing_and_tells_its_outcome(self, served: Path) -> None:
+        result = run("sql", served, "--script", "-", stdin="delete from t; select nope;")
+        assert (result.exit_code, "outcome: not committed" in result.stderr) == (3, True)
+        assert run_json("sql", served, "select count(*) from t")["rows"] == [[2]]
+
+    def test_a_script_makes_a_database(self, database: Path) -> None:
+        assert run("sql", database, "--script", "-", stdin="create table t(a);").exit_code == 0
+        assert database.exists()
+        assert run("stop", database).exit_code == 0
+
+    def test_other_invalid_requests_keep_their_words(self, served: Path) -> None:
+        refused = run_json("sql", served, "", status=3)
+        assert refused["message"] == "the SQL text holds no statement"
 
     def test_a_request_key_makes_a_write_happen_once(self, served: Path) -> None:
         for _ in range(2):
@@ -112,6 +133,7 @@ class TestSql:
         assert result.exit_code == 3
         assert "storage_operation_failed" in result.stderr
         assert "no such column: nope" in result.stderr
+        assert "outcome" not in result.stderr
         assert "Traceback" not in result.output
 
 
@@ -226,6 +248,10 @@ class TestUsage:
             ("serve", "a.db", "--limit", "busy_ms=x"),
             ("serve", "a.db", "--limit", "busy_ms=0"),
             ("sql", "a.db", "select 1", "--request-key", "k"),
+            ("sql", "a.db"),
+            ("sql", "a.db", "select 1", "--script", "-"),
+            ("sql", "a.db", "--script", "no such file"),
+            ("sql", "a.db", "--script", "-", "--param", "1"),
         ],
     )
     def test_wrong_usage_has_its_own_status(self, arguments: tuple[str, ...]) -> None:

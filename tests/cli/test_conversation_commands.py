@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import storage_worker as sw
+from storage_worker import conversation_client
 from storage_worker.cli import app
 from tests.transcripts import samples
 
@@ -39,6 +40,7 @@ def test_looking_at_what_was_imported(imported: Path) -> None:
     rooms = run("rooms", imported)
     assert rooms.exit_code == 0
     assert "sessions.json" in rooms.output
+    assert rooms.output.splitlines()[0].split()[:2] == ["room", "title"]
     assert {room["title"] for room in run_json("rooms", imported)["rooms"]} >= {"trees.jsonl", "x.ascii.txt"}
 
     page = run_json("sessions", imported, "--rows", 2)
@@ -64,6 +66,10 @@ def test_a_conversation_is_shown_readably_and_harmlessly(imported: Path) -> None
     assert shown.exit_code == 0
     lines = shown.output.splitlines()
     assert any("look at this" in line for line in lines)
+    assert "records of the import not shown" in shown.output
+    whole = run("show", imported, "session-1", "--full").output
+    for kept in ("transcript_record", "import_finished"):
+        assert (kept in shown.output, kept in whole) == (False, True)
     [call, _] = [line for line in lines if "→" in line]
     assert "Read" in call
     [failed, _] = [line for line in lines if "←" in line]
@@ -76,6 +82,7 @@ def test_a_conversation_is_shown_readably_and_harmlessly(imported: Path) -> None
         each["session"] for each in run_json("sessions", imported)["sessions"] if each["session"][-2:] == "-0"
         and each["session"].startswith("chat-")
     )  # fmt: skip
+    assert not any(line.isspace() or not line for line in run("show", imported, chat).output.splitlines())
     short, full = run("show", imported, chat).output, run("show", imported, chat, "--full").output
     for output in (short, full):
         assert "\x1b" not in output
@@ -172,3 +179,82 @@ def test_reading_makes_no_database(database: Path) -> None:
     assert not database.exists()
     assert run("import", database, "nothing").exit_code == 2
     assert run("export", database, "--session", "a", "--room", "b").exit_code == 2
+
+
+def test_the_beginning_of_an_id_is_enough_where_only_one_has_it(imported: Path) -> None:
+    whole = run("show", imported, "session-1").output
+    assert run("show", imported, "sess").output == whole
+    exported = [run("export", imported, "--session", each).stdout for each in ("sess", "session-1")]
+    assert exported[0] == exported[1] != ""
+    ids = sorted(each["session"] for each in run_json("sessions", imported)["sessions"])
+    several = [each for each in ids if each.startswith("chat-")]
+    assert len(several) > 1
+    refused = run_json("show", imported, "chat-", status=3)
+    assert refused["code"] == "storage_invalid_request"
+    assert all(each in refused["message"] for each in several)
+    empty = run_json("show", imported, "", status=3)
+    assert empty["message"] == "the session's id is empty"
+
+
+def test_what_was_skipped_is_named_and_nothing_else_is_printed(imported: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    samples.write(folder, "0.md", "a note")
+    one = run("import", imported, folder, "--processes", 1)
+    assert "skipped 1 file that is no transcript:" in one.stdout
+    assert str(folder / "0.md") in one.stdout
+    assert one.stdout.splitlines()[0].strip()
+    # No progress where nobody watches it.
+    assert one.stderr == ""
+    for number in range(1, 12):
+        samples.write(folder, f"{number}.md", "a note")
+    many = run("import", imported, folder, "--processes", 1).stdout
+    assert "skipped 12 files that are no transcripts:" in many
+    assert many.count(".md") == 10
+    assert "and 2 more" in many
+
+
+class TestAWorkerWithoutTheStore:
+    @pytest.fixture
+    def plain(self, database: Path) -> Iterator[Path]:
+        """A database whose shared worker serves no store."""
+        assert run("sql", database, "create table t(a)", "--write").exit_code == 0
+        yield database
+        assert run("stop", database).exit_code == 0
+
+    def test_a_shared_one_is_waited_for(self, plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        wait, waited = conversation_client.has_ended, []
+
+        def stop_and_wait(pid: int, seconds: float) -> bool:
+            # It would end by itself, some seconds later.
+            assert run("stop", plain).exit_code == 0
+            waited.append(pid)
+            return wait(pid, seconds)
+
+        monkeypatch.setattr(conversation_client, "has_ended", stop_and_wait)
+        first = run_json("status", plain)["process"]["pid"]
+        assert run_json("rooms", plain)["rooms"] == []
+        assert waited == [first]
+        assert run_json("sql", plain, "select count(*) from t")["rows"] == [[0]]
+
+    def test_one_that_others_use_is_told_of(self, plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(conversation_client, "IDLE_SECONDS_MAX", 0.0)
+        with sw.connect(plain):
+            refused = run("rooms", plain)
+        assert refused.exit_code == 3
+        assert "it has other clients" in refused.stderr
+        assert "outcome" not in refused.stderr
+
+    def test_one_of_a_program_is_not_waited_for(
+        self, database: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(conversation_client, "has_ended", pytest.fail)
+        with sw.StorageWorker(database):
+            refused = run_json("rooms", database, status=3)
+        assert "start it with stores=" in refused["message"]
+
+    def test_no_other_command_makes_the_stores_tables(self, plain: Path, tmp_path: Path) -> None:
+        assert run("check", plain).exit_code == 0
+        assert run("backup", plain, tmp_path / "copy.db").exit_code == 0
+        found = run_json("sql", plain, "select name from sqlite_schema where name like 'conversation%'")
+        assert found["rows"] == []

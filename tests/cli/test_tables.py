@@ -67,9 +67,10 @@ def test_json_rows_keep_what_json_has_no_values_for() -> None:
 
 def test_a_typed_error_says_what_happened_and_what_to_do() -> None:
     error = OverloadedError("no place [x]", retry_after=0.25, details={"bound": "worker_requests"})
-    text = shown(error_view(error))
+    text = shown(error_view(error, writes=True))
     assert "storage_overloaded: no place [x]" in text
     assert "outcome: not committed" in text
+    assert "outcome" not in shown(error_view(error, writes=False))
     assert "retry after: 0.25 s" in text
     assert "bound: worker_requests" in text
     assert error_plain(error) == {
@@ -86,7 +87,7 @@ def test_an_error_does_not_say_twice_what_its_message_says() -> None:
     error = sw.DatabasePathError(
         "app.db is a directory", details={"path": "app.db", "file": "b.db", "size": 1}
     )
-    text = shown(error_view(error))
+    text = shown(error_view(error, writes=True))
     assert "  path:" not in text
     assert "file: b.db" in text
     assert "size: 1" in text

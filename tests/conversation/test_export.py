@@ -45,7 +45,7 @@ def write_export(client: sw.Client, path: Path, session: str | None = None, room
 
 def restore_all(client: sw.Client, path: Path) -> Imported:
     """What became of all rooms of an export together."""
-    whole = Imported(format="", session="", size_bytes=0, problems=[])
+    whole = Imported(format="", session="", size_bytes=0, sessions=0, problems=[])
     for found in formats.transcripts(str(path)):
         if isinstance(found, Problem):
             whole.problems.append(found)
@@ -53,6 +53,8 @@ def restore_all(client: sw.Client, path: Path) -> Imported:
             done = import_export(client, found)
             whole.problems += done.problems
             whole.added += done.added
+            whole.sessions += done.sessions
+            whole.known += done.known
             whole.failure = whole.failure or done.failure
     return whole
 
@@ -130,12 +132,15 @@ def test_everything_comes_back_and_only_once(make_client: MakeClient, tmp_path: 
     path = write_export(source, tmp_path / "e.jsonl")
     done = restore_all(target, path)
     assert (done.problems, done.added) == ([], len(list(import_checks.events_of(source))))
+    count = len(list(import_checks.sessions_of(source)))
+    assert (done.sessions, done.known) == (count, 0)
     assert digests(target) == digests(source)
     assert places(target) == places(source)
     assert standing(target) == standing(source)
     assert not list(payload_client.check(target))
     again = restore_all(target, path)
     assert (again.problems, again.added) == ([], 0)
+    assert (again.sessions, again.known) == (count, count)
     assert digests(target) == digests(source)
     assert standing(target) == standing(source)
     repeat = target.call(conversation.append("child", "note", {"n": 1}, "a body", client_transaction_id="t2"))
@@ -162,7 +167,7 @@ def test_source_records_can_be_built_from_what_was_exported(make_client: MakeCli
         assert (found.records, found.digest) == (wanted.records, wanted.digest)
         assert found.records > 0
         # A second import finds all of it there.
-        assert import_transcript(target, transcript).is_known
+        assert import_transcript(target, transcript).known == 1
 
 
 def test_one_session_or_one_room(make_client: MakeClient, tmp_path: Path) -> None:
@@ -277,6 +282,17 @@ def test_events_without_ids_are_known_by_their_place(make_client: MakeClient, tm
     # An export of a copy is another file, so that no request key is known any more.
     assert restore_all(target, write_export(target, tmp_path / "copy.jsonl")).added == 0
     assert len(list(import_checks.events_of(target))) == 3
+
+
+def test_a_session_that_is_given_something_was_not_there_before(
+    make_client: MakeClient, tmp_path: Path
+) -> None:
+    source, target = make_client("source"), make_client("target")
+    source.call(conversation.admit("s", "one"))
+    assert restore_all(target, write_export(source, tmp_path / "one.jsonl")).added == 1
+    source.call(conversation.admit("s", "two"))
+    done = restore_all(target, write_export(source, tmp_path / "two.jsonl"))
+    assert (done.added, done.sessions, done.known) == (1, 1, 0)
 
 
 def test_a_later_version_is_refused(make_client: MakeClient, tmp_path: Path) -> None:

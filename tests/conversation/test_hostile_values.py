@@ -98,6 +98,7 @@ OTHERS = {
 
 DEFAULTS: dict[str, Any] = {
     "session": "s",
+    "beginning": "s",
     "text": "a text",
     "event": {"type": "assistant_message"},
     "event_type": "note",

@@ -96,7 +96,7 @@ def test_a_session_that_went_on_after_its_import_is_known_event_by_event(
     client.call(conversation.admit("session-1", "and now?", room="agent-logs"))
     before = count_events(client)
     [again] = import_here(client, path)
-    assert (again.is_known, again.added, again.events) == (False, 0, first.events)
+    assert (again.known, again.added, again.events) == (0, 0, first.events)
     assert count_events(client) == before
 
 
@@ -134,7 +134,7 @@ def test_an_import_with_less_problems_than_before_is_a_later_one(
     monkeypatch.setattr(payload_client, "put", put)
     [again], [known] = import_here(client, path), import_here(client, path)
     assert first.problem_count > 0
-    assert (again.failure, again.problems, again.is_known, known.is_known) == (None, [], False, True)
+    assert (again.failure, again.problems, again.known, known.known) == (None, [], 0, 1)
 
 
 def test_the_same_id_with_other_content_is_told(client: sw.Client, folder: Path) -> None:
@@ -347,6 +347,10 @@ def test_an_import_that_is_broken_off_goes_on_where_it_was(
     assert summary.total.known >= 1
     assert verified(client, folder) == 6
     assert count_events(client) == 6 * 11
+
+
+def test_an_import_suits_the_machine() -> None:
+    assert [import_fleet.processes_for(cores) for cores in (None, 1, 2, 5, 64)] == [2, 2, 2, 5, 8]
 
 
 def test_a_target_that_cannot_be_is_told_at_once(tmp_path: Path) -> None:

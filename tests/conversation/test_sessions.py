@@ -30,6 +30,17 @@ def test_an_upsert_changes_what_it_is_given(desk: Desk) -> None:
     assert (changed.status, changed.runtime_binding, changed.room) == ("running", "two", ROOM)
 
 
+def test_ids_by_their_beginning(desk: Desk) -> None:
+    for name in ("b", "ab", "a", "ab\U0010fffe", "ac", "a%", "A"):
+        upsert(desk, name)
+    desk.output("assistant_message", session="abc")
+    ids = conversation.session_ids.handler
+    assert ids(desk.tx, "ab") == ["ab", "abc", "ab\U0010fffe"]
+    assert ids(desk.tx, "a", 2) == ["a", "a%"]
+    assert ids(desk.tx, "a%") == ["a%"]
+    assert ids(desk.tx, "x") == []
+
+
 def test_the_root_is_the_parents_root(desk: Desk) -> None:
     upsert(desk, "top")
     upsert(desk, "middle", parent="top")

@@ -1,0 +1,53 @@
+"""Lists of rooms and sessions at the width of a terminal."""
+
+import io
+
+import pytest
+from rich.console import Console, RenderableType
+
+from storage_worker.conversation.records import Navigation, Room
+from storage_worker.conversation_views import rooms_view, sessions_view
+
+IDS = [f"chat-0123456789abcdef0123456789abcdef-{number}" for number in range(3)]
+
+
+def lines(view: RenderableType, width: int) -> list[str]:
+    out = io.StringIO()
+    Console(file=out, width=width, force_terminal=True, color_system=None).print(view)
+    return [line.rstrip() for line in out.getvalue().splitlines()]
+
+
+def sessions(room: str = "a-room-of-some-length", names: list[str] = IDS) -> RenderableType:
+    preview = "the last message, which says a lot and is on one line all the same " * 3
+    return sessions_view(
+        [Navigation(number, name, room, "idle", preview, 0, 12, 10) for number, name in enumerate(names)],
+        more="",
+    )
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_an_id_is_whole_and_a_session_has_one_line(width: int) -> None:
+    shown = lines(sessions(), width)
+    rows = shown[-len(IDS) :]
+    assert [name in line for name, line in zip(IDS, rows, strict=True)] == [True] * len(IDS)
+    assert all(len(line) <= width for line in shown)
+
+
+def test_rooms_are_shown_where_the_last_message_has_room_too() -> None:
+    narrow, wide = ("\n".join(lines(sessions(), width)) for width in (100, 160))
+    assert ("a-room-of" in narrow, "a-room-of-some-length" in wide) == (False, True)
+    assert "the last" in narrow
+    assert "the last message, which says" in wide
+
+
+def test_an_id_that_is_wider_than_the_terminal_is_folded() -> None:
+    name = "x" * 250 + "end"
+    shown = lines(sessions(names=[name]), 100)
+    assert sum(line.count("x") for line in shown) >= 250
+    assert any("end" in line for line in shown)
+
+
+def test_a_rooms_id_is_whole() -> None:
+    [room] = [Room(1, IDS[0] * 2, "a title " * 20, False, 7, 0, None)]
+    shown = lines(rooms_view([room], more=""), 120)
+    assert any(room.id in line for line in shown)
