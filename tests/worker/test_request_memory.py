@@ -75,9 +75,7 @@ def test_a_failed_request_is_forgotten_at_once(tmp_path: Path, kind: str) -> Non
             before = jobs_left()
             for _ in range(3):
                 FAILING[kind](bench)
-                for job in bench.run_all():
-                    job.frame = b""
-                del job
+                assert bench.run_all()
             assert jobs_left() == before
 
 
