@@ -32,9 +32,11 @@ class Growth:
 
     def explained(self, error: StorageError) -> StorageError:
         """The error of a statement: where SQLite found no room, and the disk has some, it was the request's bound."""
-        if isinstance(error, StorageFullError) and self.room_bytes() >= self._bytes_max:
-            return self._too_large()
-        return error
+        if not isinstance(error, StorageFullError):
+            return error
+        # Most of what was written stands in the WAL by then.
+        has_grown = file_bytes(self._path + WAL_SUFFIX) >= self._bytes_max // 2
+        return self._too_large() if has_grown and self.room_bytes() >= self._bytes_max else error
 
     def _too_large(self) -> RequestTooLargeError:
         return RequestTooLargeError(
