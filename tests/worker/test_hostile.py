@@ -147,11 +147,13 @@ def test_any_split_of_the_bytes_gives_the_same_answers(dial: Dial, seed: int) ->
         client.send_bytes(data[:size])
         data = data[size:]
     assert isinstance(client.receive(), Welcome)
-    for number in range(1, 30):
+    found = {}
+    for _ in range(1, 30):
+        # The first of them runs in the pool, and a later one may have its answer before.
         answer = client.receive()
         assert isinstance(answer, Reply)
-        assert answer.id == number
-        assert QUERY.decode_result(answer.result).scalar() == "x" * number * 50
+        found[answer.id] = QUERY.decode_result(answer.result).scalar()
+    assert found == {number: "x" * number * 50 for number in range(1, 30)}
 
 
 NO_ENVELOPES = {
