@@ -143,10 +143,9 @@ class Line:
 
     def _exchange(self, call: Call[Any], terms: Terms) -> Reply | Failure:
         """Send a call once and wait for its answer."""
-        known = connection = self._connection
+        known = self._connection
         while True:
-            if connection is None or not connection.is_open or self._reserved:
-                connection = self.connected(terms.deadline_ns)
+            connection = self.current(terms.deadline_ns)
             try:
                 answer = connection.request(call, terms)
             except WorkerUnavailableError as error:
@@ -156,7 +155,6 @@ class Line:
             else:
                 if answer is not None:
                     return answer
-            connection = self._connection
 
     def _lock(self, deadline_ns: int) -> None:
         if not self._dialing.acquire(timeout=seconds_left(deadline_ns)):
