@@ -50,10 +50,14 @@ def _pick(outputs: list[Output], own: int, number: int) -> Output:
     return outputs[(own * 613 + number) % len(outputs)]
 
 
-def ingest_loop(
-    start: Callable[[], None], pipe: sw.Pipe, own: int, first: int, seconds: float, outputs: list[Output]
+def _one_at_a_time(
+    start: Callable[[], None],
+    pipe: sw.Pipe,
+    first: int,
+    seconds: float,
+    operation: Callable[[sw.Client, int], object],
 ) -> Sample:
-    """Ingest outputs one at a time into a session of its own; `first` numbers its first event."""
+    """Do an operation again and again, numbered from `first`; the latency is that of each."""
     with pipe.connect() as client:
         client.query("select 1")
         start()
@@ -61,32 +65,37 @@ def ingest_loop(
         clock, done = time.perf_counter, recorder.latencies_s.append
         end, number = clock() + seconds, first
         while (began := clock()) < end:
-            event = _pick(outputs, own, number) | {"event_id": f"{own}-{number}"}
-            call = conversation.ingest_output(f"session {own}", event, room=ROOM)
-            client.call(call, timeout=TIMEOUT_SECONDS)
+            operation(client, number)
             done(clock() - began)
             number += 1
         return recorder.sample()
+
+
+def ingest_loop(
+    start: Callable[[], None], pipe: sw.Pipe, own: int, first: int, seconds: float, outputs: list[Output]
+) -> Sample:
+    """Ingest outputs one at a time into a session of its own; `first` numbers its first event."""
+
+    def ingest(client: sw.Client, number: int) -> None:
+        event = _pick(outputs, own, number) | {"event_id": f"{own}-{number}"}
+        call = conversation.ingest_output(f"session {own}", event, room=ROOM)
+        client.call(call, timeout=TIMEOUT_SECONDS)
+
+    return _one_at_a_time(start, pipe, first, seconds, ingest)
 
 
 def plain_loop(
     start: Callable[[], None], pipe: sw.Pipe, own: int, first: int, seconds: float, outputs: list[Output]
 ) -> Sample:
     """Insert the same texts, one plain row each."""
-    with pipe.connect() as client:
-        client.query("select 1")
-        start()
-        recorder = Recorder()
-        clock, done = time.perf_counter, recorder.latencies_s.append
-        end, number = clock() + seconds, first
-        while (began := clock()) < end:
-            event = _pick(outputs, own, number) | {"event_id": f"{own}-{number}"}
-            body = event.get("text") or event.get("output") or ""
-            row = (f"session {own}", event["event_id"], event["type"], body)
-            client.execute(INSERT_PLAIN, row, timeout=TIMEOUT_SECONDS)
-            done(clock() - began)
-            number += 1
-        return recorder.sample()
+
+    def insert(client: sw.Client, number: int) -> None:
+        event = _pick(outputs, own, number) | {"event_id": f"{own}-{number}"}
+        body = event.get("text") or event.get("output") or ""
+        row = (f"session {own}", event["event_id"], event["type"], body)
+        client.execute(INSERT_PLAIN, row, timeout=TIMEOUT_SECONDS)
+
+    return _one_at_a_time(start, pipe, first, seconds, insert)
 
 
 def session_name(number: int) -> str:
