@@ -5,7 +5,7 @@ from typing import Any, Final
 from ..transaction import Transaction
 from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
 from .canonical import REFERENCE_COLUMNS
-from .pages import LogListing, record_of
+from .pages import TEXT_PARAMETER, LogListing, record_of
 from .records import Cursor, Name, Observation, Page, PageBytes, PageRows
 from .schema import store
 from .vocabulary import PARTIAL, EventType, Fields, status_of, text_of
@@ -18,9 +18,10 @@ _INSERT = (
     "insert into conversation_observations(stream_id, id, session_id, kind, turn_id, tool_call_id, invocation, status)"
     " values (?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_LAST = "select max(invocation) from conversation_observations where session_id = ? and tool_call_id = ?"
+_OF_CALL = f"session_id = {TEXT_PARAMETER} and tool_call_id = {TEXT_PARAMETER}"
+_LAST = f"select max(invocation) from conversation_observations where {_OF_CALL}"  # noqa: S608 - of constants
 _LAST_OF = (
-    "select kind, status from conversation_observations where session_id = ? and tool_call_id = ? and invocation = ?"
+    f"select kind, status from conversation_observations where {_OF_CALL} and invocation = ?"  # noqa: S608
     " order by stream_id desc limit 1"
 )
 

@@ -25,6 +25,11 @@ WINDOWS_MAX: Final = 20
 
 REFERENCE_COUNT: Final = len(REFERENCE_COLUMNS.split(","))
 
+# Where the plan might depend on a plain parameter, SQLite prepares the statement anew for each of its values. That
+# takes longer than a page, and a cast hides the value.
+TEXT_PARAMETER: Final = "cast(? as text)"
+NUMBER_PARAMETER: Final = "cast(? as integer)"
+
 _LAST_SEQUENCE: Final = "select last_sequence from conversation_sessions where id = ?"
 
 Key = tuple[int, int]
@@ -76,12 +81,12 @@ class Listing(Generic[T]):
         make: Callable[[tuple[Any, ...]], T],
         scope: str = "",
     ) -> None:
-        part = f"{scope} = ? and " if scope else ""
+        part = f"{scope} = {TEXT_PARAMETER} and " if scope else ""
         # Texts of the module, put together once when it is imported.
         head = f"select {key}, {size_of(texts)} from {source} where {part}{key}"  # noqa: S608
         rows = f"select {columns} from {source} where {part}{key} between ? and ? order by {key}"  # noqa: S608
-        self._keys_up = f"{head} > ? order by {key} limit ?"
-        self._keys_down = f"{head} < ? order by {key} desc limit ?"
+        self._keys_up = f"{head} > ? order by {key} limit {NUMBER_PARAMETER}"
+        self._keys_down = f"{head} < ? order by {key} desc limit {NUMBER_PARAMETER}"
         self._rows_up = rows
         self._rows_down = f"{rows} desc"
         self._make = make
@@ -146,11 +151,11 @@ class WindowListing(Listing[T]):
         super().__init__(source, key, columns, texts, make, scope)
         head = (
             f"select {key}, {size_of(texts)} from {source}"  # noqa: S608 - of constants
-            f" where {scope} = ? and {key} between ? and ? order by {key}"
+            f" where {scope} = {TEXT_PARAMETER} and {key} between ? and ? order by {key}"
         )
         self._last = last
-        self._window_up = f"{head} limit ?"
-        self._window_down = f"{head} desc limit ?"
+        self._window_up = f"{head} limit {NUMBER_PARAMETER}"
+        self._window_down = f"{head} desc limit {NUMBER_PARAMETER}"
 
     def page(
         self,

@@ -46,7 +46,10 @@ class OneClient(Peer):
 
 
 class Workbench:
-    """A writer. Requests are placed by `ask`, run by `run`, and read back by `result`."""
+    """A writer. Requests are placed by `ask`, run by `run`, and read back by `result`.
+
+    With `savepoints` what `handler` places has failed behind a write before, so that it runs in a savepoint.
+    """
 
     def __init__(
         self,
@@ -54,9 +57,11 @@ class Workbench:
         *,
         stores: Sequence[Store] = (),
         durability: Durability = "normal",
+        savepoints: bool = False,
         **limits: int,
     ) -> None:
         self.path = path
+        self.savepoints = savepoints
         self.limits = msgspec.structs.replace(DEFAULT_LIMITS, **(_UNHURRIED | limits))
         self.lane = Lane()
         self.durability: Durability = durability
@@ -111,7 +116,7 @@ class Workbench:
         """Place a request that runs a function of the transaction, as a store's handler would."""
         solo = options.pop("solo", False)
         operation = Operation[[], Any]("traps.handler", "write", Statement, Any, solo=solo)
-        served = Served(operation, lambda tx, _: work(tx))
+        served = Served(operation, lambda tx, _: work(tx), needs_savepoint=self.savepoints)
         defaults: dict[str, Any] = {
             "client": None,
             "seconds": _EVER_S,
