@@ -19,7 +19,8 @@ class Operation(Generic[P, R]):
 
     `arguments` is a positional struct (`array_like`) whose fields are the parameters; `result` the
     type that the result is decoded to. A `solo` operation never shares a transaction with others. An
-    `admin` operation asks for that role. A `pooled` read never runs on the thread that serves all clients. One that `checks_values` refuses nested values itself.
+    `admin` operation asks for that role, and one `for_writers` for the role write, as every write does. A `pooled`
+    read never runs on the thread that serves all clients. One that `checks_values` refuses nested values itself.
     """
 
     def __init__(
@@ -32,6 +33,7 @@ class Operation(Generic[P, R]):
         solo: bool = False,
         admin: bool = False,
         pooled: bool = False,
+        for_writers: bool = False,
         checks_values: bool = False,
     ) -> None:
         self.name = name
@@ -40,6 +42,7 @@ class Operation(Generic[P, R]):
         self.solo = solo
         self.admin = admin
         self.pooled = pooled
+        self.for_writers = for_writers or kind == "write"
         self._open = not checks_values and is_open(arguments)
         self._decode_arguments = msgspec.msgpack.Decoder(arguments).decode
         self._decode_result = msgspec.msgpack.Decoder(result).decode

@@ -48,6 +48,7 @@ class Served:
         "adds",
         "admin",
         "failed",
+        "for_writers",
         "keyless",
         "kind",
         "latency_us",
@@ -75,6 +76,7 @@ class Served:
         self.kind: Kind = operation.kind
         self.solo = operation.solo
         self.admin = operation.admin
+        self.for_writers = operation.for_writers
         self.run = run
         self.plain = plain
         self.keyless = keyless

@@ -3,7 +3,7 @@
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -184,9 +184,3 @@ def _check_default(default: Any, kind: Any, label: str) -> None:
         msgspec.msgpack.decode(msgspec.msgpack.encode(default), type=kind)
     except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError) as error:
         raise TypeError(f"{label} has a default that does not fit its annotation: {error}") from error
-
-
-def positional_and_named(signature: Signature) -> tuple[int, Sequence[str]]:
-    """How many parameters are passed by position, and the names of the keyword-only ones."""
-    named = [each.name for each in signature.parameters if each.keyword_only]
-    return len(signature.parameters) - len(named), named

@@ -14,7 +14,7 @@ import msgspec
 from .migrations import Migration, MigrationSource, Origin, origin_of, read_migrations
 from .protocol.errors import OperationFailedError
 from .protocol.operation import Operation
-from .signature import Signature, arguments_struct, positional_and_named, read_signature
+from .signature import Signature, arguments_struct, read_signature
 from .transaction import Transaction
 
 P = ParamSpec("P")
@@ -57,6 +57,7 @@ class StoreOperation(Operation[P, R]):
         solo: bool,
         admin: bool,
         pooled: bool = False,
+        for_writers: bool = False,
     ) -> None:
         name = str(cast(Any, handler).__name__)
         self.__name__ = name
@@ -66,10 +67,16 @@ class StoreOperation(Operation[P, R]):
         self.store = store
         self.handler = handler
         self.signature = signature
-        self._count, self._named = positional_and_named(signature)
         struct = arguments_struct(name, handler.__module__, signature)
         super().__init__(
-            f"{store.name}.{name}", kind, struct, signature.result, solo=solo, admin=admin, pooled=pooled
+            f"{store.name}.{name}",
+            kind,
+            struct,
+            signature.result,
+            solo=solo,
+            admin=admin,
+            pooled=pooled,
+            for_writers=for_writers,
         )
 
     def run(self, tx: Transaction, arguments: msgspec.Struct) -> R:
@@ -78,13 +85,8 @@ class StoreOperation(Operation[P, R]):
         Raises `OperationFailedError` where a write returns what is not its declared result, since a client
         could not decode the answer to what was committed by then.
         """
-        handler: Callable[..., R] = self.handler  # its arguments are the struct's fields, in order
-        values = msgspec.structs.astuple(arguments)
-        if self._named:
-            count = self._count
-            result = handler(tx, *values[:count], **dict(zip(self._named, values[count:], strict=True)))
-        else:
-            result = handler(tx, *values)
+        handler: Callable[..., R] = self.handler  # its parameters are the struct's fields, and taken by name
+        result = handler(tx, **msgspec.structs.asdict(arguments))
         if self.kind == "write":
             self._check_result(result)
         return result
@@ -199,19 +201,32 @@ class Store:
 
     @overload
     def read(
-        self, /, *, admin: bool = False, pooled: bool = False
+        self, /, *, admin: bool = False, pooled: bool = False, for_writers: bool = False
     ) -> Callable[[Handler[P, R]], StoreOperation[P, R]]: ...
 
-    def read(self, handler: Any = None, /, *, admin: bool = False, pooled: bool = False) -> Any:
+    def read(
+        self,
+        handler: Any = None,
+        /,
+        *,
+        admin: bool = False,
+        pooled: bool = False,
+        for_writers: bool = False,
+    ) -> Any:
         """Declare an operation that only reads: `@store.read` or `@store.read(admin=True)`.
 
         It runs on a read-only connection. A `pooled` one always runs on a thread of the reader pool, however
-        quick it has been: for what works outside of SQLite, where nothing could end it. The rest is as for `write`.
+        quick it has been: for what works outside of SQLite, where nothing could end it. One `for_writers` asks for
+        the role `write` although it changes no row: for what writes files. The rest is as for `write`.
         """
         scope = _scope(inspect.currentframe()).f_locals
-        if handler is not None:
-            return self._declare("read", handler, scope, solo=False, admin=admin, pooled=pooled)
-        return lambda given: self._declare("read", given, scope, solo=False, admin=admin, pooled=pooled)
+
+        def declare(given: Any) -> Any:
+            return self._declare(
+                "read", given, scope, solo=False, admin=admin, pooled=pooled, for_writers=for_writers
+            )
+
+        return declare if handler is None else declare(handler)
 
     def background(self, *, every: float) -> Callable[[Slice[T]], Slice[T]]:
         """Declare work that the worker does by itself, in slices: `@store.background(every=60.0)`.
@@ -248,6 +263,7 @@ class Store:
         solo: bool,
         admin: bool,
         pooled: bool = False,
+        for_writers: bool = False,
     ) -> StoreOperation[Any, Any]:
         name = str(getattr(handler, "__name__", type(handler).__name__))
         label = f"{self.name}.{name}"
@@ -256,7 +272,7 @@ class Store:
             raise TypeError(f"{label} is declared twice")
         signature = read_signature(handler, label, scope)
         operation = StoreOperation[Any, Any](
-            self, kind, handler, signature, solo=solo, admin=admin, pooled=pooled
+            self, kind, handler, signature, solo=solo, admin=admin, pooled=pooled, for_writers=for_writers
         )
         self._operations[label] = operation
         return operation

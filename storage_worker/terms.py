@@ -16,7 +16,7 @@ def permitted(operations: Mapping[str, Served], peer: Peer, request: Request) ->
     served = operations.get(request.operation)
     if served is None:
         raise InvalidRequestError(_unknown(operations, request.operation))
-    if peer.role != "admin" and (served.admin or (peer.role == "read" and served.kind == "write")):
+    if peer.role != "admin" and (served.admin or (peer.role == "read" and served.for_writers)):
         needed = "admin" if served.admin else "write"
         raise NotPermittedError(
             f"{served.name} needs the role {needed}, and this connection has {peer.role}; the worker's host gives roles:"

@@ -23,6 +23,11 @@ class Statements(Protocol):
         """Run one guarded statement to its end; with `reads_only` one that would change something is refused."""
         ...
 
+    @property
+    def side_directory(self) -> str:
+        """The directory of the files beside the database."""
+        ...
+
     def check_time(self) -> None:
         """End the request, by an error of its own, where its time is over."""
         ...
@@ -84,6 +89,11 @@ class Transaction:
     def result_bytes_max(self) -> int:
         """How large the request's encoded result may be."""
         return self._result_bytes_max
+
+    @property
+    def side_directory(self) -> str:
+        """The absolute path of the private directory beside the database, for files of the store's own."""
+        return self._statements.side_directory
 
     def execute(self, sql: str, parameters: Parameters = ()) -> Rows:
         """Run one statement.

@@ -3,7 +3,12 @@
 Written on the public store API: every operation is a handler that sees a `Transaction` and nothing else, takes one
 transaction, and may run again. A worker is told of it as `storage_worker.conversation:store`; a client calls
 `client.call(conversation.admit("session", "hello"))`. Importing this loads no SQLite.
+
+A body over 16 KiB goes through `payload_client`, or through `payload_client_async` in an event loop.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from .arrivals import admit, ingest_user
 from .errors import (
@@ -46,6 +51,25 @@ from .restores import restore_room, restore_session
 from .rooms import archive_room, create_room, resolve_room, room, rooms
 from .schema import store
 from .sessions import session, session_ids, sessions, set_session_status, upsert_session
+
+if TYPE_CHECKING:
+    from .payload_client_async import prepare_text_async
+
+_AT_FIRST_USE = {"prepare_text_async": "payload_client_async"}
+"""Where the names are that bring asyncio with them, which workers and synchronous programs do not need."""
+
+
+def __getattr__(name: str) -> Any:
+    module = _AT_FIRST_USE.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(f".{module}", __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
 
 __all__ = [
     "Admitted",
@@ -90,6 +114,7 @@ __all__ = [
     "payload",
     "payload_range",
     "prepare_text",
+    "prepare_text_async",
     "resolve_room",
     "restore_room",
     "restore_session",

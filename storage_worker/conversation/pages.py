@@ -42,8 +42,10 @@ def prefixed(table: str, columns: str) -> str:
 
 
 def size_of(texts: str) -> str:
-    """The SQL of the bytes that some columns take."""
-    return " + ".join(f"coalesce(octet_length({each.strip()}), 0)" for each in texts.split(","))
+    """The SQL of the bytes that some columns take in a record, where a reference repeats those of its identity."""
+    names = [each.strip() for each in texts.split(",")]
+    repeated = [each for each in names if each.rpartition(".")[2] in REFERENCE_COLUMNS.split(", ")]
+    return " + ".join(f"coalesce(octet_length({each}), 0)" for each in names + repeated)
 
 
 class Bound:

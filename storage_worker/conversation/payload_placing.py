@@ -74,6 +74,7 @@ class TemporaryFile:
 @contextmanager
 def temporary_file(folder: Folder) -> Iterator[TemporaryFile]:
     """A new file to write a body to; removed at the end unless it was placed."""
+    owner = os.getpid()
     name = secrets.token_hex(16)
     path = folder.temporary_path(name)
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -87,8 +88,10 @@ def temporary_file(folder: Folder) -> Iterator[TemporaryFile]:
         yield TemporaryFile(name, path, descriptor)
     finally:
         os.close(descriptor)
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+        # A forked child drops its copy of what its parent goes on writing.
+        if os.getpid() == owner:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 def find(

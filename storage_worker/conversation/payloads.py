@@ -8,7 +8,6 @@ import re
 
 import msgspec
 
-from ..ownership import SidePaths
 from ..protocol.errors import InvalidRequestError, result_too_large
 from ..transaction import Transaction
 from . import payload_files as files
@@ -35,7 +34,6 @@ _RELEASE = (
 )
 _FIND = f"select {FIELDS} from conversation_payloads where name = ?"  # noqa: S608 - of constants
 _ALIKE = "select name from conversation_payloads where bytes = ? and encoding = 'identity' limit ?"
-_DATABASE = "select file from pragma_database_list where name = 'main'"
 
 ALIKE_COUNT_MAX = 8
 """With how many payloads of its size a large body is compared before it is synced."""
@@ -76,7 +74,7 @@ def refer_from(table: str) -> None:
 
 def folder_of(tx: Transaction) -> Folder:
     """The directory of the payloads, beside the database of the transaction."""
-    return Folder(f"{SidePaths.of(tx.scalar(_DATABASE)).directory}/payloads")
+    return Folder(f"{tx.side_directory}/payloads")
 
 
 def name_of(ref: PayloadRef) -> str:
@@ -152,7 +150,7 @@ def ref_of(row: tuple[object, ...]) -> PayloadRef | None:
 # What the payload client asks
 
 
-@store.read(pooled=True)
+@store.read(pooled=True, for_writers=True)
 def payload_folder(tx: Transaction) -> str:
     """The directory that holds the payloads, made where it is missing."""
     folder = folder_of(tx)
@@ -160,7 +158,7 @@ def payload_folder(tx: Transaction) -> str:
     return folder.path
 
 
-@store.read(pooled=True)
+@store.read(pooled=True, for_writers=True)
 def offer_payload(
     tx: Transaction, sha256: Name, content_type: Name, retention_class: Name, size: Cursor
 ) -> Offer:
@@ -173,7 +171,7 @@ def offer_payload(
     return Offer(folder.path, placing.find(folder, sha256, content_type, retention_class, size))
 
 
-@store.read(pooled=True)
+@store.read(pooled=True, for_writers=True)
 def place_payload(
     tx: Transaction, temporary: Name, size: Cursor, content_type: Name, retention_class: Name
 ) -> PayloadRef:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import apsw
 import msgspec
 
+from ..ownership import SidePaths
 from ..protocol.errors import (
     InvalidRequestError,
     NotPermittedError,
@@ -191,7 +192,7 @@ class Database:
         is_large = result_bytes_max > self._limits.result_bytes_max
         for row in self._weighed() if is_large else cursor:
             if not rows:
-                columns = tuple([str(column[0]) for column in cursor.get_description()])
+                columns = next(zip(*cursor.get_description(), strict=True))
             # What its encoding takes at the least: a byte for the row and one for each value.
             left -= len(row) + 1
             for value in row:
@@ -273,6 +274,11 @@ class Database:
                 # It can report that a page could not be read again, and has ended the transaction all the same.
                 if self._connection.in_transaction:
                     raise
+
+    @property
+    def side_directory(self) -> str:
+        """The directory of the files beside the database."""
+        return SidePaths.of(self.path).directory
 
     @property
     def in_transaction(self) -> bool:

@@ -8,8 +8,12 @@ import pytest
 
 from storage_worker.conversation.records import PayloadRef
 from storage_worker.transaction import Transaction
+from tests.client_async.conftest import new_loop, run
 
 from .desk import Desk, desk_at
+
+__all__ = ["new_loop", "run"]
+"""Fixtures of the asynchronous client's tests, used here too."""
 
 
 @pytest.fixture

@@ -1,14 +1,15 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage_worker import conversation
 from storage_worker.conversation import pages
-from storage_worker.conversation.bounds import PAGE_BYTES_DEFAULT, ROW_BYTES_MAX
-from storage_worker.conversation.records import Page
+from storage_worker.conversation.bounds import NAME_CHARS_MAX, PAGE_BYTES_DEFAULT, ROW_BYTES_MAX
+from storage_worker.conversation.records import Page, PayloadRef, Sender
 from storage_worker.protocol.errors import InvalidRequestError, ResultTooLargeError
 from storage_worker.protocol.limits import DEFAULT_LIMITS, INLINE_BYTES_MAX
 from storage_worker.store import StoreOperation
@@ -127,6 +128,45 @@ def test_pages_are_bounded_by_bytes_and_always_go_on(desk: Desk, bytes_max: int)
 
         assert len(read_all(noting, page_bytes=bytes_max)) == len(sizes)
         assert all(pages)
+
+
+@pytest.mark.usefixtures("committed")
+@pytest.mark.parametrize("longest", [True, False])
+def test_the_encoded_records_of_a_page_are_within_its_bytes(desk: Desk, longest: bool) -> None:
+    name = "\N{GRINNING FACE}" * NAME_CHARS_MAX if longest else "n"
+    ref = PayloadRef("0" * 64, name, name, 2**60, 2**60, "identity")
+    names = {each: name for each in ("actor", "aggregate_kind", "aggregate_id", "room")}
+    sender = Sender(name, name, name)
+    conversation.create_room.handler(desk.tx, name, name)
+    for number in range(12):
+        own = f"{number:02}{name[2:]}"
+        body = ref if number % 2 else name
+        names |= {"client_transaction_id": own, "event_id": own}
+        desk.append(own, session=name, body=body, preview=name if number % 2 else "", **names)
+        desk.output(
+            "tool_call", session=name, tool_call_id=name, turn_id=name, text=name, arguments=[0.5] * 20
+        )
+        desk.ingest_user(body, session=name, room=name, sender=sender, turn_id=name, role=name, thread_root=1)
+        desk.admit(name, session=own, room=name, actor=name, runtime_binding=name)
+    bytes_max = 150_000 if longest else 3_000
+    for operation, scope in (
+        (conversation.events, {}),
+        (conversation.events, {"session": name}),
+        (conversation.history, {}),
+        (conversation.history, {"session": name}),
+        (conversation.history, {"room": name}),
+        (conversation.messages, {"session": name}),
+        (conversation.messages, {"room": name}),
+        (conversation.observations, {"session": name}),
+        (conversation.sessions, {}),
+        (conversation.navigation, {}),
+        (conversation.rooms, {}),
+    ):
+        page = reader(desk, operation, **scope)(page_bytes=bytes_max)
+        assert page.items
+        assert len(msgspec.msgpack.encode(page.items)) <= bytes_max
+        for item in page.items:
+            assert len(msgspec.msgpack.encode(item)) <= ROW_BYTES_MAX
 
 
 def test_a_page_is_bounded_by_what_the_request_allows(desk: Desk) -> None:

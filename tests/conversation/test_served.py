@@ -15,6 +15,7 @@ from multiprocess.context import ForkContext
 
 import storage_worker as sw
 from storage_worker import conversation
+from storage_worker.conversation import payload_client
 from storage_worker.conversation.records import Event, Page
 from tests.conversation.mortal_store import STORES, admit_and_die, ingest_and_die
 
@@ -240,13 +241,17 @@ def test_a_long_session_is_paged_while_another_appends(worker: sw.StorageWorker,
     assert len(found) >= count
 
 
-def test_roles(worker: sw.StorageWorker, client: sw.Client) -> None:
+def test_roles(worker: sw.StorageWorker, client: sw.Client, database: Path) -> None:
     with worker.connect(role="read") as reader:
         assert reader.call(conversation.rooms()).items
         with pytest.raises(sw.NotPermittedError):
             reader.call(conversation.admit("s", "x"))
         with pytest.raises(sw.NotPermittedError):
             reader.call(conversation.append("s", "note"))
+        for body in (b"small", b"large" * 200_000):
+            with pytest.raises(sw.NotPermittedError, match="role write"):
+                payload_client.put(reader, body)
+    assert not list(Path(f"{database}-sw").glob("payloads/*/*"))
 
 
 def test_a_host_that_imports_the_store_loads_no_driver() -> None:

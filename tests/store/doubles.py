@@ -41,6 +41,7 @@ class Noting:
     """Statements that are noted instead of run; each answers with the row `(1,)`."""
 
     intact = True
+    side_directory = "/nowhere"
 
     def __init__(self) -> None:
         self.noted: list[tuple[str, object]] = []

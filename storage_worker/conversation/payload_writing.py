@@ -1,0 +1,267 @@
+"""A body's way into the payload store, in steps between which the worker is asked; both clients take it.
+
+A step only works on the body and on its file. Who asks the worker, and how that is waited for, is up to
+`payload_client` and `payload_client_async`.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import msgspec
+
+from ..protocol.errors import (
+    DeadlineExceededError,
+    InvalidRequestError,
+    RequestTooLargeError,
+    StorageCorruptError,
+    StorageError,
+)
+from ..protocol.limits import INLINE_BYTES_MAX, MIB
+from ..protocol.operation import Call
+from . import payload_files as files
+from . import payload_placing as placing
+from .payload_files import CHUNK_BYTES, Folder
+from .payloads import Offer, offer_payload, payload_folder, place_payload
+from .records import TEXT, PayloadRef
+
+BINARY = "application/octet-stream"
+
+STEP_BYTES = 8 * MIB
+"""How much of a body that is held in memory is written in one step: milliseconds, before it can be ended."""
+
+R = TypeVar("R")
+
+
+@runtime_checkable
+class Readable(Protocol):
+    """What a body can be read from: a file open for reading bytes."""
+
+    def read(self, size: int, /) -> bytes:
+        """At most so many bytes, none at the end."""
+        ...
+
+
+Source = bytes | bytearray | memoryview | str | Readable | Iterable[bytes]
+"""A body: bytes, a text (stored as UTF-8), or what gives its bytes in parts."""
+
+Asked = Call[Any] | None
+"""What a step ends with: a call that the worker is to answer, or None where the next part of the body is due."""
+
+Steps = Generator[Asked, Any, R]
+
+
+def put_steps(
+    body: Source | None, content_type: str | None, retention_class: str, deadline_ns: int
+) -> Steps[PayloadRef]:
+    """The steps that put a body, for `advance`; they end with the reference to it.
+
+    They may run in different threads, one after the other. Where they are closed or dropped before the end, what was
+    written is removed.
+
+    Arguments: `body`, None for one whose parts are given as answers: each of `CHUNK_BYTES`, then a shorter one and
+    no bytes at all; `content_type`, None for that of the body's kind; `deadline_ns`, on the monotonic clock. Raises
+    `InvalidRequestError` for a name that UTF-8 cannot carry.
+    """
+    if content_type is None:
+        content_type = TEXT if isinstance(body, str) else BINARY
+    # Refused here rather than by the worker, after the body was written.
+    files.name_of("0" * 64, content_type, retention_class)
+    return _Writing(content_type, retention_class, deadline_ns).put(body)
+
+
+def advance(steps: Steps[R], answer: object = None) -> Asked | R:
+    """Do the next step with the answer to the last one: a call's result, a part, or None to go on."""
+    return _next(steps.send, answer)
+
+
+def fail(steps: Steps[R], error: StorageError) -> Asked | R:
+    """Do the next step with the error of the call; raises it where it cannot be mended."""
+    return _next(steps.throw, error)
+
+
+def _next(go_on: Callable[[Any], Asked], answer: object) -> Asked | Any:
+    try:
+        return go_on(answer)
+    except StopIteration as end:
+        return end.value
+
+
+class _Writing:
+    """One body on its way into the store, until a deadline (monotonic clock, ns)."""
+
+    def __init__(self, content_type: str, retention_class: str, deadline_ns: int) -> None:
+        self._content_type = content_type
+        self._retention_class = retention_class
+        self._deadline_ns = deadline_ns
+        self._parts: Iterator[bytes | memoryview] | None = None
+
+    def put(self, body: Source | None) -> Steps[PayloadRef]:
+        """Put a body, or with None one whose parts are given."""
+        if isinstance(body, str | bytes | bytearray | memoryview):
+            data = memoryview(encoded(body) if isinstance(body, str) else body).cast("B")
+            if len(data) <= files.GZIP_BYTES_MAX:
+                return (yield from self._put_small(data))
+            return (yield from self._put_large(data))
+        if body is not None:
+            self._parts = _parts(body)
+        head = yield from self._part()
+        # A part is shorter than that only at the end.
+        if len(head) <= files.GZIP_BYTES_MAX:
+            return (yield from self._put_small(head))
+        return (yield from self._put_stream(head))
+
+    def _put_small(self, body: bytes | memoryview) -> Steps[PayloadRef]:
+        """Put a body that is held in memory and packed."""
+        sha256 = _sha256(body)
+        offer = yield from self._offer(sha256, len(body))
+        if offer.ref is not None:
+            return offer.ref
+        with placing.temporary_file(Folder(offer.folder)) as file:
+            file.write(placing.pack(body))
+            return (yield from self._place(file, len(body), lambda: sha256))
+
+    def _put_large(self, body: memoryview) -> Steps[PayloadRef]:
+        """Put a body that is held in memory and stored as it is; it is hashed while the rest is done."""
+        self._parts = (body[at : at + STEP_BYTES] for at in range(0, len(body), STEP_BYTES))
+        folder = Folder((yield from _ask(payload_folder())))
+        with ThreadPoolExecutor(1, "payload-hash") as helper, placing.temporary_file(folder) as file:
+            hashing = helper.submit(_sha256, body)
+            yield from self._write(file, (yield from self._part()))
+            return (yield from self._place(file, len(body), hashing.result))
+
+    def _put_stream(self, head: bytes | memoryview) -> Steps[PayloadRef]:
+        """Put a body that is stored as it is while it comes, whose size shows at its end."""
+        folder = Folder((yield from _ask(payload_folder())))
+        digest = hashlib.sha256()
+        with ThreadPoolExecutor(1, "payload-hash") as helper, placing.temporary_file(folder) as file:
+            size = yield from self._write(file, head, lambda part: helper.submit(digest.update, part))
+            return (yield from self._place(file, size, digest.hexdigest))
+
+    def _part(self) -> Steps[bytes | memoryview]:
+        """The next part of the body, empty at its end."""
+        given: bytes = yield None
+        return given if self._parts is None else next(self._parts, b"")
+
+    def _write(
+        self,
+        file: placing.TemporaryFile,
+        part: bytes | memoryview,
+        hashed: Callable[[bytes | memoryview], Future[None]] | None = None,
+    ) -> Steps[int]:
+        """Write a part and all that follow, each while `hashed` has it hashed; the size of them all."""
+        size = 0
+        while part:
+            if time.monotonic_ns() >= self._deadline_ns:
+                raise deadline_exceeded()
+            size += len(part)
+            _check_size(size)
+            hashing = None if hashed is None else hashed(part)
+            file.write(part)
+            if hashing is not None:
+                hashing.result()
+            part = yield from self._part()
+        return size
+
+    def _place(self, file: placing.TemporaryFile, size: int, sha256: Callable[[], str]) -> Steps[PayloadRef]:
+        """Have the worker put the file into its place, and see that it took it for the same body."""
+        try:
+            ref = yield from _ask(place_payload(file.name, size, self._content_type, self._retention_class))
+        except StorageCorruptError as error:
+            if error.details.get("check") != "missing":
+                raise
+            # A worker that was lost may have placed it before it could say so.
+            found = yield from self._offer(sha256(), size)
+            if found.ref is None:
+                raise
+            return found.ref
+        if ref.sha256 != sha256():
+            raise files.damaged(
+                msgspec.structs.replace(ref, sha256=sha256()),
+                "digest",
+                "what was written of it is another body",
+            )
+        return ref
+
+    def _offer(self, sha256: str, size: int) -> Steps[Offer]:
+        return (yield from _ask(offer_payload(sha256, self._content_type, self._retention_class, size)))
+
+
+def _ask(call: Call[R]) -> Steps[R]:
+    answer: R = yield call
+    return answer
+
+
+def deadline_exceeded() -> DeadlineExceededError:
+    """The error of a body that did not come, or could not be written, in time."""
+    return DeadlineExceededError(
+        "the deadline passed while the body was written; nothing refers to it yet",
+        details={"stage": "client"},
+    )
+
+
+def _sha256(body: bytes | memoryview) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def _check_size(size: int) -> None:
+    if size > files.PAYLOAD_BYTES_MAX:
+        raise RequestTooLargeError(
+            f"the body is over the {files.PAYLOAD_BYTES_MAX} bytes that a payload may have",
+            details={"payload_bytes_max": files.PAYLOAD_BYTES_MAX},
+        )
+
+
+def encoded(text: str) -> bytes:
+    """A text in UTF-8; `InvalidRequestError` where it has none."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError("the body holds a lone surrogate, which UTF-8 cannot carry") from error
+
+
+def is_inline(text: str) -> bool:
+    """Whether a text stands in a row and needs no payload; `InvalidRequestError` for one without UTF-8."""
+    # A character takes 1 to 4 bytes, so that most texts need no encoding to be measured.
+    if len(text) > INLINE_BYTES_MAX:
+        return False
+    return len(text) * 4 <= INLINE_BYTES_MAX or len(encoded(text)) <= INLINE_BYTES_MAX
+
+
+# Bodies that come in parts
+
+
+class Gathering:
+    """A body that comes in parts of any length, made into ones of `CHUNK_BYTES`."""
+
+    def __init__(self) -> None:
+        self._bytes = bytearray()
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether there is a whole part to take."""
+        return len(self._bytes) >= CHUNK_BYTES
+
+    def add(self, part: object) -> None:
+        """Add what came; `InvalidRequestError` where that is no bytes."""
+        if not isinstance(part, bytes | bytearray | memoryview):
+            raise InvalidRequestError(f"a body comes in parts of bytes, not of {type(part).__name__}")
+        self._bytes += part
+
+    def take(self) -> bytes:
+        """A whole part; at the end of the body what is left."""
+        part = bytes(self._bytes[:CHUNK_BYTES])
+        del self._bytes[:CHUNK_BYTES]
+        return part
+
+
+def _parts(body: Readable | Iterable[bytes]) -> Iterator[bytes]:
+    """The bytes of a body in parts of `CHUNK_BYTES` and a last one."""
+    gathering = Gathering()
+    for part in iter(lambda: body.read(CHUNK_BYTES), b"") if isinstance(body, Readable) else body:
+        gathering.add(part)
+        while gathering.is_enough:
+            yield gathering.take()
+    yield gathering.take()
