@@ -18,6 +18,10 @@ REFERENCE_COLUMNS: Final = (
 )
 """The same as the fields of a `PayloadRef`: what is selected behind a record's own columns."""
 
+_PUT_LARGER: Final = (
+    "put a larger one with payload_client.put or put_json and give the reference instead (see prepare_text)"
+)
+
 encode_json = msgspec.json.Encoder(order="deterministic").encode
 """The canonical JSON of a value that is known to be JSON."""
 
@@ -43,12 +47,12 @@ def canonical_json(value: Any, where: str) -> str:
     return encoded.decode()
 
 
-def check_inline(text: str, where: str) -> None:
-    """Raise `RequestTooLargeError` where a text is over what stands in a row."""
+def check_inline(text: str, where: str, remedy: str) -> None:
+    """Raise `RequestTooLargeError` where a text is over what stands in a row; `remedy` says what to do then."""
     # A character takes at most 4 bytes, so that short texts need no encoding to be measured.
     if len(text) * 4 > INLINE_BYTES_MAX and (size := len(text.encode())) > INLINE_BYTES_MAX:
         raise RequestTooLargeError(
-            f"{where} takes {size} bytes; up to {INLINE_BYTES_MAX} stand in a row, a larger body goes to the payload store",
+            f"{where} takes {size} bytes; up to {INLINE_BYTES_MAX} stand in a row; {remedy}",
             details={"inline_bytes": size, "inline_bytes_max": INLINE_BYTES_MAX},
         )
 
@@ -58,7 +62,7 @@ def attributes_json(attributes: dict[str, Any] | None) -> str:
     if not attributes:
         return "{}"
     text = canonical_json(attributes, "the attributes")
-    check_inline(text, "the JSON of the attributes")
+    check_inline(text, "the JSON of the attributes", "put what is large into the event's body")
     return text
 
 
@@ -101,12 +105,12 @@ def text_content(text: Body, preview: str) -> Content:
     """The content of a text. `preview` is that of a reference; an inline text begins with its own."""
     if isinstance(text, PayloadRef):
         return Content(text.content_type, None, text, preview_of(preview))
-    check_inline(text, "the text")
+    check_inline(text, "the text", _PUT_LARGER)
     return Content(TEXT, text, None, preview_of(text))
 
 
 def json_content(value: Any, where: str) -> Content:
     """The content of a JSON value that stands in a row."""
     text = canonical_json(value, where)
-    check_inline(text, f"the JSON of {where}")
+    check_inline(text, f"the JSON of {where}", _PUT_LARGER)
     return Content(JSON, text, None, preview_of(text))

@@ -56,7 +56,12 @@ def test_the_event_loop(tmp_path: Path) -> None:
 
 
 def test_the_conversation_store(tmp_path: Path) -> None:
-    assert run(program("conversation.ingest_output"), tmp_path) == "['Where is my order?', 'On its way.']\n"
+    assert run(program("client_transaction_id="), tmp_path) == "['Where is my order?', 'On its way.']\n"
+
+
+def test_payloads(tmp_path: Path) -> None:
+    heard = run(program("payload_client.put"), tmp_path)
+    assert sum(int(line) for line in heard.splitlines()) == 1_000_000
 
 
 def test_a_store_with_background_work(tmp_path: Path) -> None:
