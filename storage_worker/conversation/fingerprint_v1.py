@@ -32,12 +32,12 @@ def field_digests(event: Mapping[str, Any], body_field: str, payload: PayloadRef
     """
     digests = {}
     for name, value in event.items():
+        if name in VOLATILE:
+            continue
         if type(value) is str:
             digests[name] = "t" + sha256(value.encode()).hexdigest()
         else:
             digests[name] = "j" + sha256(encode_json(value)).hexdigest()
-    for name in VOLATILE & digests.keys():
-        del digests[name]
     if payload is not None:
         mark = _MARKS.get(payload.content_type, payload.content_type)
         digests[body_field] = mark + payload.sha256
