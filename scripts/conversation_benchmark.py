@@ -239,7 +239,9 @@ def listing(
     with_pages, without = figures(listed), figures(alone)
     found = [
         Figure("median append, while listed over alone", with_pages.p50_ms / without.p50_ms, APPEND_GOAL),
-        Figure("p99 of appends, while listed over alone", with_pages.p99_ms / without.p99_ms, APPEND_TAIL_GOAL),
+        Figure(
+            "p99 of appends, while listed over alone", with_pages.p99_ms / without.p99_ms, APPEND_TAIL_GOAL
+        ),
     ]
     runs = {"appends alone": alone, "appends while listed": listed, "pages": pages}
     _report(f"a session of {events:,} events", runs, found)

@@ -28,7 +28,7 @@ from .cli_output import (
 from .client.client import Client
 from .client.terms import deadline_after, seconds_left
 from .conversation import payload_client
-from .conversation.records import Page, PayloadRef
+from .conversation.records import Event, Page, PayloadRef
 from .conversation_views import conversation_view, import_view, rooms_view, sessions_view
 from .exporting import export_lines, write_lines, write_out
 from .import_fleet import PROCESSES_DEFAULT, PROCESSES_MAX, Summary, import_paths, input_bytes
@@ -40,6 +40,8 @@ from .protocol.errors import (
 )
 from .protocol.limits import DEFAULT_LIMITS
 from .protocol.operation import Call
+from .tables import printable
+from .transcripts.records import Problem
 
 app = typer.Typer()
 
@@ -156,17 +158,23 @@ def export(
 ) -> None:
     """Write a session, a room or everything as JSON lines, payloads included; `import` takes them back.
 
-    FILE is there whole or stays as it was. Its last line says how many events there are.
+    FILE is there whole or stays as it was. Its last line says how many events there are. Exit status 1 where a payload
+    cannot be read: then the export has everything else.
     """
     if session is not None and room is not None:
         raise typer.BadParameter("name a session or a room, not both")
     with typed_errors(json=False), _reader(path, call_timeout) as reader:
         found = None if session is None else _session_id(reader, session)
-        lines = export_lines(reader.client, found, room, timeout=call_timeout)
+        problems: list[Problem] = []
+        lines = export_lines(reader.client, found, room, on_problem=problems.append, timeout=call_timeout)
         if file is None:
             write_out(lines, sys.stdout.buffer)
         else:
             write_lines(lines, str(file), str(path))
+    for problem in problems:
+        Console(stderr=True).print(printable(str(problem)), markup=False, highlight=False, soft_wrap=True)
+    if problems:
+        raise typer.Exit(EXIT_FINDINGS)
 
 
 @app.command(epilog=examples("storage-worker rooms app.db", "storage-worker rooms app.db --json"))
@@ -295,6 +303,7 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, msgspec.Struct):
         return value
     found = {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
-    if "attributes_json" in found:
-        found["attributes"] = msgspec.json.decode(found.pop("attributes_json"))
+    if isinstance(value, Event):
+        del found["attributes_json"], found["added_json"]
+        found["attributes"] = value.attributes
     return found

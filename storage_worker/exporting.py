@@ -13,42 +13,59 @@ import msgspec
 from . import conversation
 from .client.client import Client
 from .conversation import payload_client
-from .conversation.records import Historic, Page, PayloadRef, Room, Session
+from .conversation.errors import PayloadNotFoundError
+from .conversation.history import STANDINGS_COUNT_MAX
+from .conversation.records import Event, Historic, Page, PayloadRef, Room, Said, Session, decode_object
 from .filesystem import failure_of_file
 from .ownership import SidePaths
-from .protocol.errors import DatabasePathError, InvalidRequestError, StorageError
+from .protocol.errors import DatabasePathError, InvalidRequestError, StorageCorruptError, StorageError
 from .protocol.operation import Call
 from .transcripts import exports
 from .transcripts.exports import (
     End,
     EventLine,
     Head,
+    MadeFields,
     MessageFields,
+    MessageRoot,
+    MissingLine,
     PayloadIdentity,
     PayloadLine,
     RoomLine,
     SessionLine,
+    StandingLine,
 )
+from .transcripts.records import Problem
 
 T = TypeVar("T")
+L = TypeVar("L", bound=msgspec.Struct)
+
+EXPORT: Final = "the export"
+"""How a problem names what is being written."""
 
 PAYLOADS_REMEMBERED: Final = 10_000
 """Payloads that are known to stand in the export already; one that is forgotten stands there again."""
 
 
 def export_lines(
-    client: Client, session: str | None = None, room: str | None = None, *, timeout: float | None = None
+    client: Client,
+    session: str | None = None,
+    room: str | None = None,
+    *,
+    on_problem: Callable[[Problem], None],
+    timeout: float | None = None,
 ) -> Iterator[bytes]:
     """Lines, each with its newline, of a session, of a room, or of everything; what comes meanwhile may be among them.
 
-    `timeout` is in seconds, for each call. Raises `InvalidRequestError` where both are named, `SessionNotFoundError`,
+    A payload that cannot be read is missing: `on_problem` is told which, and in which line of the export. `timeout` is
+    in seconds, for each call. Raises `InvalidRequestError` where both are named, `SessionNotFoundError`,
     `RoomNotFoundError`.
     """
     if session is not None and room is not None:
         raise InvalidRequestError(
             "an export is of a session, of a room, or of everything; name one of the two"
         )
-    return _Writing(client, timeout).lines(session, room)
+    return _Writing(client, on_problem, timeout).lines(session, room)
 
 
 def all_pages(
@@ -66,30 +83,42 @@ def all_pages(
 
 
 class _Writing:
-    """Puts before each event what it refers to and was not written yet."""
+    """Puts before each event what it refers to and was not written yet, and behind them how their sessions stand."""
 
-    def __init__(self, client: Client, timeout: float | None) -> None:
+    def __init__(self, client: Client, on_problem: Callable[[Problem], None], timeout: float | None) -> None:
         self._client = client
+        self._on_problem = on_problem
         self._timeout = timeout
+        self._written = 0
         self._rooms: set[str] = set()
-        self._sessions: set[str] = set()
+        self._sessions: dict[str, None] = {}
         self._payloads: OrderedDict[PayloadRef, None] = OrderedDict()
 
     def lines(self, session: str | None, room: str | None) -> Iterator[bytes]:
-        """All lines of an export: the head, rooms and sessions, events with what they refer to, the end."""
+        """All lines of an export: the head, rooms and sessions, events with what they refer to, standings, the end."""
+        for line in self._lines(session, room):
+            self._written += 1
+            yield line
+
+    def _lines(self, session: str | None, room: str | None) -> Iterator[bytes]:
         if room is not None and self._call(conversation.room(room)) is None:
             raise conversation.RoomNotFoundError(f"there is no room {room!r}", details={"room": room})
-        found = None if session is None else self._call(conversation.session(session))
-        if session is not None and found is None:
+        # Output without a room leaves events of a session that was never made.
+        if (
+            session is not None
+            and self._call(conversation.session(session)) is None
+            and not self._call(conversation.history(session, page_rows=1)).items
+        ):
             raise conversation.SessionNotFoundError(
                 f"there is no session {session!r}", details={"session": session}
             )
         yield _line(Head(version=exports.VERSION, session=session, room=room))
-        yield from self._all_rooms_and_sessions(room) if found is None else self._session(found)
+        yield from self._all_rooms_and_sessions(room) if session is None else self._session(session)
         count = 0
         for historic in self._pages(lambda after: conversation.history(session, after, room=room)):
             yield from self._event(historic)
             count += 1
+        yield from self._standings()
         yield _line(End(events=count))
 
     def _all_rooms_and_sessions(self, room: str | None) -> Iterator[bytes]:
@@ -100,26 +129,45 @@ class _Writing:
         else:
             yield from self._room(room)
         for session in self._pages(lambda after: conversation.sessions(room, after)):
-            yield from self._session(session)
+            yield from self._session(session.id, session)
 
     def _event(self, historic: Historic) -> Iterator[bytes]:
         """An event's line, and before it those of its room, session and payload."""
         event = historic.event
         yield from self._room(event.room)
-        if event.session not in self._sessions:
-            # It came meanwhile, or its own room is not the one that is written.
-            session = self._call(conversation.session(event.session))
-            if session is not None:
-                yield from self._session(session)
-            self._sessions.add(event.session)
+        # One that was not listed came meanwhile, or its own room is not the one that is written.
+        yield from self._session(event.session)
         if isinstance(event.body, PayloadRef):
-            yield from self._payload(event.body)
+            yield from self._payload(event.body, event)
         yield _line(event_line(historic))
 
-    def _session(self, session: Session) -> Iterator[bytes]:
-        yield from self._room(session.room)
-        self._sessions.add(session.id)
-        yield _line(_copy(session, SessionLine))
+    def _session(self, name: str, session: Session | None = None) -> Iterator[bytes]:
+        if name not in self._sessions:
+            self._sessions[name] = None
+            session = session or self._call(conversation.session(name))
+            if session is not None:
+                yield from self._room(session.room)
+                yield _line(_copy(session, SessionLine))
+
+    def _standings(self) -> Iterator[bytes]:
+        """How all sessions stand that were named, which may be behind the last event that was written of them."""
+        names = list(self._sessions)
+        for begin in range(0, len(names), STANDINGS_COUNT_MAX):
+            part = names[begin : begin + STANDINGS_COUNT_MAX]
+            for found in self._call(conversation.session_standings(part)):
+                shown = found.shown
+                yield from self._room(shown.room)
+                made = None if found.session is None else _copy(found.session, MadeFields)
+                yield _line(
+                    StandingLine(
+                        session=shown.session,
+                        room=shown.room,
+                        shown_status=shown.status,
+                        shown_preview=shown.preview,
+                        shown_activity_ms=shown.activity_ms,
+                        made=made,
+                    )
+                )
 
     def _room(self, name: str, room: Room | None = None) -> Iterator[bytes]:
         if name not in self._rooms:
@@ -128,22 +176,48 @@ class _Writing:
             assert room is not None, "a session and an event stand in a room, and no room is ever deleted"
             yield _line(_copy(room, RoomLine))
 
-    def _payload(self, ref: PayloadRef) -> Iterator[bytes]:
+    def _payload(self, ref: PayloadRef, event: Event) -> Iterator[bytes]:
         if ref in self._payloads:
             self._payloads.move_to_end(ref)
             return
+        try:
+            yield from self._parts(ref)
+        except (StorageCorruptError, PayloadNotFoundError) as error:
+            yield self._missing(ref, event, str(error))
+        self._payloads[ref] = None
+        if len(self._payloads) > PAYLOADS_REMEMBERED:
+            self._payloads.popitem(last=False)
+
+    def _missing(self, ref: PayloadRef, event: Event, reason: str) -> bytes:
+        """The line that stands for a payload, or for the rest of it, after telling that it is missing."""
+        told = (
+            f"the payload {ref.sha256} ({ref.content_type}, {ref.retention_class}) of the event {event.sequence} of the"
+            f" session {event.session!r} is missing: {reason}"
+        )
+        self._on_problem(Problem(EXPORT, self._written + 1, told))
+        return _line(
+            MissingLine(
+                sha256=ref.sha256,
+                content_type=ref.content_type,
+                retention_class=ref.retention_class,
+                size_bytes=ref.bytes,
+                reason=reason,
+            )
+        )
+
+    def _parts(self, ref: PayloadRef) -> Iterator[bytes]:
         offset = 0
         parts = payload_client.stream(
             self._client, ref, chunk_bytes=exports.PART_BYTES, timeout=self._timeout
         )
+        held = b""
         for part in parts:
-            yield _payload_line(ref, offset, part)
-            offset += len(part)
-        if offset == 0:
-            yield _payload_line(ref, 0, b"")
-        self._payloads[ref] = None
-        if len(self._payloads) > PAYLOADS_REMEMBERED:
-            self._payloads.popitem(last=False)
+            if held:
+                yield _payload_line(ref, offset, held)
+                offset += len(held)
+            held = part
+        # Only the end shows whether all of it is right: what is damaged must not look whole.
+        yield _payload_line(ref, offset, held)
 
     def _call(self, call: Call[T]) -> T:
         return self._client.call(call, timeout=self._timeout)
@@ -156,7 +230,7 @@ def _line(value: msgspec.Struct) -> bytes:
     return exports.encode(value) + b"\n"
 
 
-def _copy(record: Any, kind: type[msgspec.Struct]) -> msgspec.Struct:
+def _copy(record: Any, kind: type[L]) -> L:
     """The fields of a record that a line has, too."""
     return kind(**{name: getattr(record, name) for name in kind.__struct_fields__})
 
@@ -178,19 +252,22 @@ def event_line(historic: Historic) -> EventLine:
     event, said = historic.event, historic.message
     own = ("provenance", "attributes", "content_type", "body", "payload", "retention_class", "message")
     body, ref = (None, event.body) if isinstance(event.body, PayloadRef) else (event.body, None)
-    message: MessageFields | None = None
-    if said is not None:
-        message = MessageFields(**{name: getattr(said, name) for name in MessageFields.__struct_fields__})
     return EventLine(
         **{name: getattr(event, name) for name in EventLine.__struct_fields__ if name not in own},
         provenance=None if event.provenance is None else msgspec.json.decode(event.provenance),
-        attributes=event.attributes,
+        attributes=decode_object(event.attributes_json),
         content_type=event.content_type if ref is None else ref.content_type,
         body=body,
         payload=None if ref is None else PayloadIdentity(sha256=ref.sha256, size_bytes=ref.bytes),
         retention_class=event.retention_class if ref is None else ref.retention_class,
-        message=message,
+        message=None if said is None else _message_fields(said),
     )
+
+
+def _message_fields(said: Said) -> MessageFields:
+    root = None if said.root is None else _copy(said.root, MessageRoot)
+    others = {name: getattr(said, name) for name in MessageFields.__struct_fields__ if name != "root"}
+    return MessageFields(**others, root=root)
 
 
 # Where lines go

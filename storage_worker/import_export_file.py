@@ -1,19 +1,25 @@
-"""Stores a room of an export again: each event through the operation that made it, so that a store tells the same afterwards.
+"""Stores a room of an export again: each event as the operation would that made it, so that a store tells the same afterwards.
 
-Nothing that is there is changed: rooms and sessions are made as they were where they are missing, before their events.
+Rooms and sessions are made where they are missing, before their events. Behind these a session is brought to stand as it
+did, unless it went on here. What is there is not changed otherwise.
 """
 
 import tempfile
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple, ParamSpec
 
 import msgspec
 
 from . import conversation
 from .client.client import Client
-from .conversation.records import JSON, Body, PayloadRef, Provenance, Sender
-from .conversation.vocabulary import USER_MESSAGE, body_field
-from .exporting import event_line
+from .conversation.canonical import canonical_json
+from .conversation.errors import PayloadNotFoundError
+from .conversation.event_restores import EventCopy
+from .conversation.payloads import offer_payload
+from .conversation.records import Body, MessagePlace, PayloadRef, Provenance, Sender
+from .conversation.restores import Made, Shown
 from .import_session import RECORD_ERRORS, Imported, PatientClient, Report
+from .protocol.errors import StorageCorruptError
 from .protocol.limits import MIB
 from .transcripts import exports
 from .transcripts.exports import (
@@ -21,22 +27,21 @@ from .transcripts.exports import (
     EventLine,
     Head,
     Line,
-    MessageFields,
+    MessageRoot,
+    MissingLine,
     PayloadKey,
     PayloadLine,
     RoomLine,
     SessionLine,
+    StandingLine,
 )
 from .transcripts.files import UnreadableError
 from .transcripts.records import Problem, Transcript
 
+P = ParamSpec("P")
+
 SPOOL_BYTES: Final = 8 * MIB
 """How much of a payload is held in memory until it is written."""
-
-_NO_MESSAGE: Final = Sender()
-
-_CONTENT: Final = ("type", "actor", "attributes", "content_type", "body", "payload", "version", "created_ms")
-"""What makes an event without an id the same as a stored one at its place."""
 
 
 def import_export(client: Client, transcript: Transcript) -> Imported:
@@ -73,6 +78,118 @@ class _Payload:
         self._bytes += len(part.data)
 
 
+class _Payloads:
+    """The payloads of an export: put when their last part has come, found again when an event names them."""
+
+    def __init__(self, client: PatientClient, report: Report, transcript: Transcript) -> None:
+        self._client = client
+        self._report = report
+        self._path = transcript.path
+        self._open: _Payload | None = None
+        self._incomplete: set[PayloadKey] = set()
+        self._missing: dict[PayloadKey, str] = {}
+        self._put: dict[PayloadKey, PayloadRef] = {}
+
+    def take_part(self, number: int, part: PayloadLine) -> None:
+        """Take in a part of a payload, and put the payload where it was the last one.
+
+        Raises `UnreadableError` where another part is missing, or the payload is not what its hash says.
+        """
+        if self._open is not None and not self._open.goes_on_with(part):
+            self.end_open()
+        if self._open is None:
+            if part.offset:
+                if _key(part) not in self._incomplete:
+                    self._incomplete.add(_key(part))
+                    raise UnreadableError(f"a part of the payload {part.sha256} is missing")
+                return
+            self._open = _Payload(number, part)
+        payload = self._open
+        payload.add(part)
+        if payload.is_whole:
+            self._open = None
+            with payload.file:
+                first = payload.first
+                ref = self._client.put(payload.file, first.content_type, first.retention_class)
+                if ref.sha256 != first.sha256:
+                    raise UnreadableError(f"the payload {first.sha256} has other bytes than its hash says")
+                self._put[_key(first)] = ref
+
+    def give_up(self, line: MissingLine) -> None:
+        """Take in that a payload, or the rest of it, could not be exported; events that need it will tell."""
+        self._missing[_key(line)] = f"it was missing when this was exported: {line.reason}"
+        if self._open is not None and _key(self._open.first) == _key(line):
+            self.close()
+        self.end_open()
+
+    def end_open(self) -> None:
+        """Tell of a payload whose next part should have come."""
+        if self._open is None:
+            return
+        payload = self._open
+        self.close()
+        self._incomplete.add(_key(payload.first))
+        reason = f"a part of the payload {payload.first.sha256} is missing"
+        self._report.problem(Problem(self._path, payload.number, reason))
+
+    def close(self) -> None:
+        """Close the file of a payload that is not whole."""
+        if self._open is not None:
+            self._open.file.close()
+            self._open = None
+
+    def body_of(self, line: EventLine) -> Body | None:
+        """The body of an event, also where it is a payload that did not come: the store may have it, or the event."""
+        named = line.payload
+        if named is None:
+            return line.body
+        key = _key_of(line)
+        found = self._put.get(key)
+        if found is None:
+            kind = line.content_type or ""
+            offer = offer_payload(named.sha256, kind, line.retention_class, named.size_bytes)
+            found = self._client.ask(offer).ref
+            if found is None:
+                size = named.size_bytes
+                return PayloadRef(named.sha256, kind, line.retention_class, size, size, "identity")
+            self._put[key] = found
+        return found
+
+    def why_missing(self, line: EventLine) -> str | None:
+        """Why the payload of an event is not there, or None where it has none or it is."""
+        key = _key_of(line)
+        if line.payload is None or key in self._put:
+            return None
+        reason = self._missing.get(key, "it does not stand before its event")
+        return f"the payload {line.payload.sha256} of the event is not there, {reason}"
+
+
+def _key_of(line: EventLine) -> PayloadKey:
+    """Which payload the body of an event is."""
+    return ("" if line.payload is None else line.payload.sha256, line.content_type, line.retention_class)
+
+
+def _key(line: PayloadLine | MissingLine) -> PayloadKey:
+    return (line.sha256, line.content_type, line.retention_class)
+
+
+class _OpenThread(NamedTuple):
+    """A message that is stored, whose thread begins with one that was not there yet; both numbers are of this store."""
+
+    line: int
+    room: str
+    stream_id: int
+    root_number: int
+    root: MessageRoot | None
+
+
+class _Place(NamedTuple):
+    """Where an event stands in its session here, and in the log."""
+
+    sequence: int
+    stream_id: int
+
+
 class _ExportImport:
     """A room of an export on its way into the store."""
 
@@ -80,36 +197,36 @@ class _ExportImport:
         self._client = client
         self._report = report
         self._transcript = transcript
-        self._rooms: dict[str, RoomLine] = {}
-        self._sessions: dict[str, SessionLine] = {}
-        self._unnamed_rooms: set[str] = set()
-        self._ours: set[str] = set()
-        """Sessions that this import has made, or has given their last event."""
-        self._known: set[str] = set()
-        """Sessions that were there, and have been given nothing."""
-        self._open: _Payload | None = None
-        self._incomplete: set[PayloadKey] = set()
-        self._payloads: dict[PayloadKey, PayloadRef] = {}
+        self._rooms: set[str] = set()
+        self._sessions: set[str] = set()
+        self._changed: set[str] = set()
+        """Sessions that this import has made, or has given something."""
+        self._before: dict[str, int] = {}
+        """The sequence, here, of the event that stood before the next one of a session."""
+        self._last: dict[str, _Place] = {}
+        """The last events here of those that sessions have in the export."""
+        self._payloads = _Payloads(client, report, transcript)
         self._numbers: dict[tuple[str, int], int] = {}
+        """Which number the message has here that has a number in a room there."""
+        self._open_threads: list[_OpenThread] = []
 
     def run(self) -> None:
-        """Store all of it, then the statuses that sessions have in the end."""
+        """Store all of it, then the threads whose beginnings came later than themselves."""
         try:
             for number, line in exports.lines(self._transcript):
                 self._report.found.records += 1
-                self._try(number, line)
-            self._drop_payload()
-            for session in self._sessions.values():
-                self._finish(session)
+                self._try(number, self._store, number, line)
+            self._payloads.end_open()
+            for thread in self._open_threads:
+                self._try(thread.line, self._begin, thread)
         finally:
             found = self._report.found
-            found.sessions, found.known = len(self._sessions), len(self._known)
-            if self._open is not None:
-                self._open.file.close()
+            found.sessions, found.known = len(self._sessions), len(self._sessions - self._changed)
+            self._payloads.close()
 
-    def _try(self, number: int, line: Line | Problem) -> None:
+    def _try(self, number: int, step: Callable[P, None], *given: P.args, **named: P.kwargs) -> None:
         try:
-            self._store(number, line)
+            step(*given, **named)
         except UnreadableError as error:
             self._problem(number, str(error))
         except RECORD_ERRORS as error:
@@ -119,21 +236,23 @@ class _ExportImport:
         self._report.problem(Problem(self._transcript.path, number, reason))
 
     def _store(self, number: int, line: Line | Problem) -> None:
-        if not isinstance(line, PayloadLine):
-            self._drop_payload()
+        if not isinstance(line, PayloadLine | MissingLine):
+            self._payloads.end_open()
         match line:
             case Problem():
                 self._report.problem(line)
             case RoomLine():
-                self._rooms[line.id] = line
                 self._restore_room(line)
             case SessionLine():
-                self._sessions[line.id] = line
                 self._restore_session(line)
             case PayloadLine():
-                self._take_part(number, line)
+                self._payloads.take_part(number, line)
+            case MissingLine():
+                self._payloads.give_up(line)
             case EventLine():
-                self._store_event(line)
+                self._restore_event(number, line)
+            case StandingLine():
+                self._restore_standing(line)
             case Head() | End():
                 raise UnreadableError("no line between others")
 
@@ -147,217 +266,122 @@ class _ExportImport:
                 archived_ms=line.archived_ms,
             )
         )
+        self._rooms.add(line.id)
 
     def _need_room(self, room: str) -> None:
         """Have a room whose own line is missing or cannot be read: that was told, and its events are kept."""
-        if room not in self._rooms and room not in self._unnamed_rooms:
+        if room not in self._rooms:
             self._client.ask(conversation.create_room(room))
-            self._unnamed_rooms.add(room)
+            self._rooms.add(room)
 
     def _restore_session(self, line: SessionLine) -> None:
         self._need_room(line.room)
+        self._sessions.add(line.id)
         call = conversation.restore_session(
-            line.id,
-            line.room,
-            parent=line.parent,
-            root=line.root,
-            status=line.status,
-            runtime_binding=line.runtime_binding,
-            first_preview=line.first_preview,
-            created_ms=line.created_ms,
-            activity_ms=line.activity_ms,
+            line.id, line.room, parent=line.parent, root=line.root, created_ms=line.created_ms
         )
         if self._client.ask(call):
-            self._ours.add(line.id)
-        else:
-            self._known.add(line.id)
+            self._changed.add(line.id)
 
-    def _finish(self, line: SessionLine) -> None:
-        """Give a session the status that its events do not tell, unless it was there with all of them."""
-        if line.id not in self._ours:
-            return
-        found = self._client.ask(conversation.session(line.id))
-        if found is not None and found.status != line.status:
-            self._client.ask(conversation.set_session_status(line.id, line.status, line.activity_ms))
-
-    # Payloads
-
-    def _take_part(self, number: int, part: PayloadLine) -> None:
-        """Take in a part of a payload, and put the payload where it was the last one."""
-        if self._open is not None and not self._open.goes_on_with(part):
-            self._drop_payload()
-        if self._open is None:
-            if part.offset:
-                if _key(part) not in self._incomplete:
-                    self._incomplete.add(_key(part))
-                    raise UnreadableError(f"a part of the payload {part.sha256} is missing")
-                return
-            self._open = _Payload(number, part)
-        payload = self._open
-        payload.add(part)
-        if payload.is_whole:
-            self._open = None
-            with payload.file:
-                self._put(payload)
-
-    def _put(self, payload: _Payload) -> None:
-        first = payload.first
-        ref = self._client.put(payload.file, first.content_type, first.retention_class)
-        if ref.sha256 != first.sha256:
-            raise UnreadableError(f"the payload {first.sha256} has other bytes than its hash says")
-        self._payloads[_key(first)] = ref
-
-    def _drop_payload(self) -> None:
-        """Tell of a payload whose next part should have come."""
-        if self._open is None:
-            return
-        payload, self._open = self._open, None
-        payload.file.close()
-        self._incomplete.add(_key(payload.first))
-        self._problem(payload.number, f"a part of the payload {payload.first.sha256} is missing")
+    def _restore_standing(self, line: StandingLine) -> None:
+        self._need_room(line.room)
+        self._sessions.add(line.session)
+        last = self._last.get(line.session)
+        call = conversation.restore_standing(
+            line.session,
+            line.room,
+            0 if last is None else last.stream_id,
+            Shown(line.shown_status, line.shown_preview, line.shown_activity_ms),
+            None if line.made is None else Made(*msgspec.structs.astuple(line.made)),
+        )
+        if self._client.ask(call):
+            self._changed.add(line.session)
 
     # Events
 
-    def _store_event(self, line: EventLine) -> None:
-        ref: PayloadRef | None = None
-        if line.payload is not None:
-            ref = self._payloads.get((line.payload.sha256, line.content_type, line.retention_class))
-            if ref is None:
-                raise UnreadableError(f"the payload {line.payload.sha256} does not stand before its event")
+    def _restore_event(self, number: int, line: EventLine) -> None:
         self._need_room(line.room)
-        key: str | None = None
-        if line.event_id is None and line.client_transaction_id is None:
-            # Nothing in the event itself tells it from another one like it: its place does, and while an import is
-            # broken off and taken up again, its key.
-            if self._stands_at_its_place(line):
-                self._count(line, is_new=False)
-                return
-            key = f"{self._transcript.room} {line.stream_id}"
+        call = conversation.restore_event(
+            _copy_of(line, self._payloads.body_of(line)),
+            self._thread_root(line),
+            self._before.get(line.session, 0),
+        )
+        try:
+            done = self._client.store(call)
+        except (PayloadNotFoundError, StorageCorruptError) as error:
+            # An event that is there needs no payload any more, so that this shows when it is stored.
+            reason = self._payloads.why_missing(line)
+            if reason is None:
+                raise
+            raise UnreadableError(reason) from error
+        self._report.event(is_new=done.created)
+        if done.created:
+            self._changed.add(line.session)
+        place = _Place(done.sequence, done.stream_id)
+        self._before[line.session] = place.sequence
+        self._last[line.session] = max(place, self._last.get(line.session, place))
         said = line.message
-        # What a key answers with is the first result, which says that it was stored then.
-        is_known = key is not None and self._client.is_committed(key)
-        if line.type == USER_MESSAGE and said is not None:
-            is_new, number = self._ingest_user(line, said, ref, key)
-        elif line.provenance is not None:
-            is_new, number = self._ingest_output(line, ref, key)
-        else:
-            is_new, number = self._append(line, ref, key), None
-        self._count(line, is_new=is_new and not is_known)
-        if said is not None and number is not None:
-            self._numbers[line.room, said.number] = number
+        if said is not None and done.message_number is not None:
+            self._numbers[line.room, said.number] = done.message_number
+            if said.thread_root is not None and done.thread_root is None:
+                thread = _OpenThread(number, line.room, done.stream_id, said.thread_root, said.root)
+                self._open_threads.append(thread)
 
-    def _count(self, line: EventLine, *, is_new: bool) -> None:
-        self._report.event(is_new=is_new)
-        (self._ours.add if is_new else self._ours.discard)(line.session)
-        if is_new:
-            self._known.discard(line.session)
+    # Threads
 
-    def _stands_at_its_place(self, line: EventLine) -> bool:
-        """Whether the event with this sequence in the stored session says the same, and says it at the same time."""
-        call = conversation.history(line.session, line.sequence - 1, page_rows=1)
-        for historic in self._client.ask(call).items:
-            stored = event_line(historic)
-            if stored.sequence != line.sequence or stored.event_id is not None:
-                return False
-            if any(getattr(stored, name) != getattr(line, name) for name in _CONTENT):
-                return False
-            if line.message is not None and historic.message is not None:
-                self._numbers[line.room, line.message.number] = historic.message.number
-            return True
-        return False
-
-    def _thread(self, line: EventLine) -> int | None:
+    def _thread_root(self, line: EventLine) -> int | None:
+        """The number, here, of the message that a message's thread begins with, where that is stored."""
         said = line.message
         if said is None or said.thread_root is None:
             return None
-        return self._numbers.get((line.room, said.thread_root))
+        return self._find_root(line.room, said.thread_root, said.root)
 
-    def _ingest_user(
-        self, line: EventLine, said: MessageFields, ref: PayloadRef | None, key: str | None
-    ) -> tuple[bool, int | None]:
-        call = conversation.ingest_user(
-            line.session,
-            _body(line, ref) or "",
-            event_id=line.event_id,
-            room=line.room,
-            actor=line.actor,
-            client_transaction_id=line.client_transaction_id,
-            turn_id=said.turn_id,
-            role=said.role,
-            sender=Sender(said.sender_label, said.source, said.agent_key),
-            thread_root=self._thread(line),
-            attributes=line.attributes,
-            preview=line.preview,
-            retention_class=line.retention_class,
-            created_ms=line.created_ms,
-        )
-        done = self._client.store(call, key)
-        return done.created, done.message_number
+    def _find_root(self, room: str, number: int, root: MessageRoot | None) -> int | None:
+        found = self._numbers.get((room, number))
+        if found is None and root is not None:
+            place = MessagePlace(root.id, root.session, root.sequence, root.created_ms)
+            found = self._client.ask(conversation.find_message(room, place))
+            if found is not None:
+                self._numbers[room, number] = found
+        return found
 
-    def _room_of_output(self, line: EventLine) -> str | None:
-        """None where the output named none: it left no session, or was none of its session's activity."""
-        session, room = self._sessions.get(line.session), self._rooms.get(line.room)
-        if session is None:
-            return None if room is not None and room.is_default else line.room
-        is_unnamed = line.room == session.room and line.created_ms > session.activity_ms
-        return None if is_unnamed else line.room
+    def _begin(self, thread: _OpenThread) -> None:
+        """Have a message begin its thread with one that was stored behind it."""
+        number = self._find_root(thread.room, thread.root_number, thread.root)
+        if number is None and thread.root is None and not self._is_taken(thread.room, thread.root_number):
+            # It was that of no message there, either.
+            number = thread.root_number
+        if number is None:
+            named = "" if thread.root is None else f" ({thread.root.id})"
+            raise UnreadableError(
+                f"its thread begins with the message {thread.root_number}{named} of the room {thread.room!r}, which is"
+                " not stored; the message is, without its thread"
+            )
+        self._client.ask(conversation.restore_thread(thread.stream_id, number))
 
-    def _ingest_output(
-        self, line: EventLine, ref: PayloadRef | None, key: str | None
-    ) -> tuple[bool, int | None]:
-        said = line.message
-        event: dict[str, Any] = {**line.attributes, "type": line.type}
-        if line.event_id is not None:
-            event["event_id"] = line.event_id
-        if ref is None and line.body is not None:
-            body = msgspec.json.decode(line.body) if line.content_type == JSON else line.body
-            event[body_field(line.type)] = body
-        call = conversation.ingest_output(
-            line.session,
-            event,
-            ref,
-            room=self._room_of_output(line),
-            actor=line.actor,
-            sender=_NO_MESSAGE if said is None else Sender(said.sender_label, said.source, said.agent_key),
-            thread_root=self._thread(line),
-            provenance=_provenance(line),
-            preview=line.preview,
-            retention_class=line.retention_class,
-            created_ms=line.created_ms,
-        )
-        done = self._client.store(call, key)
-        return not done.duplicate, done.message_number
-
-    def _append(self, line: EventLine, ref: PayloadRef | None, key: str | None) -> bool:
-        call = conversation.append(
-            line.session,
-            line.type,
-            line.attributes,
-            _body(line, ref),
-            room=line.room,
-            actor=line.actor,
-            client_transaction_id=line.client_transaction_id,
-            event_id=line.event_id,
-            aggregate_kind=line.aggregate_kind,
-            aggregate_id=None if line.aggregate_id == line.session else line.aggregate_id,
-            version=line.version,
-            preview=line.preview,
-            retention_class=line.retention_class,
-            created_ms=line.created_ms,
-        )
-        return self._client.store(call, key).created
+    def _is_taken(self, room: str, number: int) -> bool:
+        page = self._client.ask(conversation.messages(room=room, after=number - 1, page_rows=1))
+        return any(message.number == number for message in page.items)
 
 
-def _key(line: PayloadLine) -> PayloadKey:
-    return (line.sha256, line.content_type, line.retention_class)
+def _copy_of(line: EventLine, body: Body | None) -> EventCopy:
+    own = ("provenance", "attributes_json", "added_json", "body", "sender", "role", "turn_id")
+    said = line.message
+    is_users = said is not None and line.provenance is None
+    return EventCopy(
+        **{name: getattr(line, name) for name in EventCopy.__struct_fields__ if name not in own},
+        provenance=None if line.provenance is None else _provenance(line.provenance),
+        attributes_json=canonical_json(line.attributes, "the attributes"),
+        added_json=canonical_json(line.added, "what was added") if line.added else None,
+        body=body,
+        sender=Sender() if said is None else Sender(said.sender_label, said.source, said.agent_key),
+        role=said.role if said is not None and is_users else None,
+        turn_id=said.turn_id if said is not None and is_users else None,
+    )
 
 
-def _body(line: EventLine, ref: PayloadRef | None) -> Body | None:
-    return line.body if ref is None else ref
-
-
-def _provenance(line: EventLine) -> Provenance:
+def _provenance(told: dict[str, Any]) -> Provenance:
     try:
-        return msgspec.convert(line.provenance, Provenance)
+        return msgspec.convert(told, Provenance)
     except msgspec.ValidationError:
         return Provenance()

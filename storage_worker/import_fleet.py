@@ -4,6 +4,7 @@ A process that ends before it has answered is replaced, and its sessions are giv
 stored is found and not stored twice, and what ends processes is found without its neighbours.
 """
 
+import itertools
 import os
 import signal
 from collections import Counter, deque
@@ -103,9 +104,11 @@ def import_paths(
     fleet = _Fleet(os.fspath(target), processes)
     try:
         fleet.check()
-        for done in fleet.run(_transcripts(paths, summary, progress)):
-            _add(summary, done, with_latencies=with_latencies)
-            progress(done.size_bytes)
+        found = formats.joined(_transcripts(paths, summary, progress))
+        for _, each in itertools.groupby(found, _own_turn):
+            for done in fleet.run(each):
+                _add(summary, done, with_latencies=with_latencies)
+                progress(done.size_bytes)
     finally:
         fleet.close()
     return summary
@@ -147,6 +150,11 @@ def _transcripts(
                     _put_aside(summary, found)
             if left > 0:
                 progress(left)
+
+
+def _own_turn(transcript: Transcript) -> str:
+    """What is imported at the same time: each export alone, since two may hold the same events without an id."""
+    return transcript.path if transcript.format == exports.NAME else ""
 
 
 def _put_aside(summary: Summary, found: Problem | Skipped) -> None:

@@ -18,7 +18,7 @@ from .client.retry import back_off_seconds
 from .conversation import payload_client
 from .conversation.bounds import RETENTION_DEFAULT
 from .conversation.canonical import canonical_json, preview_of
-from .conversation.records import JSON, Admitted, Body, PayloadRef, Provenance, Sender
+from .conversation.records import JSON, Admitted, Body, Event, PayloadRef, Provenance, Sender
 from .conversation.vocabulary import USER_MESSAGE, body_field
 from .protocol.errors import DeclaredError, InvalidRequestError, RequestTooLargeError, StorageError
 from .protocol.limits import INLINE_BYTES_MAX
@@ -172,6 +172,17 @@ def import_transcript(client: Client, transcript: Transcript) -> Imported:
     return report.run(_SessionImport(patient, report, transcript).run, patient)
 
 
+def _says_all(last: Event, mark: str) -> bool:
+    """Whether the last event of a session says that just this was imported, with nothing to complain of."""
+    return last.type == FINISHED and last.event_id == mark and last.attributes.get("problems") == 0
+
+
+def _is_unfinished(last: Event) -> bool:
+    """Whether the last event of a session is a record's: an import has ended before its time."""
+    source = last.attributes.get("source")
+    return isinstance(source, dict) and "record" in source
+
+
 class _SessionImport:
     """One transcript on its way into the store."""
 
@@ -181,15 +192,18 @@ class _SessionImport:
         self._report = report
         self._messages: dict[str, int] = {}
         self._last_ms: int | None = None
+        self._is_settled = False
         self._provenance = Provenance("import", transcript.format, "history")
 
     def run(self) -> None:
         """Store all of it."""
         transcript = self._transcript
         mark = f"import {content_of(transcript)[:CONTENT_CHARS]}"
-        if self._is_known(mark):
+        last = self._last_event()
+        if last is not None and _says_all(last, mark):
             self._report.found.known = 1
             return
+        self._is_settled = last is not None and not _is_unfinished(last)
         self._client.ask(conversation.create_room(transcript.room, transcript.title))
         tally = Tally()
         for record in formats.read(transcript):
@@ -198,17 +212,16 @@ class _SessionImport:
             else:
                 self._store_record(record, tally)
                 self._report.found.records = tally.records
+        if self._is_settled and not self._report.found.added:
+            # Nothing has changed: what the session is doing now is not for an import to say.
+            return
         if tally.records or not self._report.found.problem_count:
             self._finish(mark, tally)
 
-    def _is_known(self, mark: str) -> bool:
-        """Whether the last event of the session says that just this was imported, with nothing to complain of."""
+    def _last_event(self) -> Event | None:
+        """The last event of the session, None where it has none."""
         call = conversation.events(self._transcript.session, page_rows=1, newest_first=True)
-        page = self._client.ask(call)
-        if not page.items:
-            return False
-        last = page.items[0]
-        return last.type == FINISHED and last.event_id == mark and last.attributes.get("problems") == 0
+        return next(iter(self._client.ask(call).items), None)
 
     def _finish(self, mark: str, tally: Tally) -> None:
         problems = self._report.found.problem_count
@@ -233,12 +246,13 @@ class _SessionImport:
             for event in events_of(record):
                 self._store(record, event)
         except RecursionError:
-            reason = f"record {record.id} is nested too deeply"
-            self._report.problem(Problem(self._transcript.path, record.line, reason))
+            self._record_problem(record, "is nested too deeply")
         except RECORD_ERRORS as error:
-            self._report.problem(
-                Problem(self._transcript.path, record.line, f"record {record.id} was refused: {error}")
-            )
+            self._record_problem(record, f"was refused: {error}")
+
+    def _record_problem(self, record: Record, what: str) -> None:
+        path = record.path or self._transcript.path
+        self._report.problem(Problem(path, record.line, f"record {record.id} {what}"))
 
     def _store(self, record: Record, event: PlannedEvent) -> None:
         if event.type == USER_MESSAGE:

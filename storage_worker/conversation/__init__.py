@@ -19,8 +19,9 @@ from .errors import (
     RoomReadOnlyError,
     SessionNotFoundError,
 )
+from .event_restores import find_message, restore_event, restore_thread
 from .events import append, events, find
-from .history import history
+from .history import history, session_standings
 from .ingest import ingest_output
 from .messages import messages
 from .navigation import navigation
@@ -47,7 +48,7 @@ from .records import (
     Sender,
     Session,
 )
-from .restores import restore_room, restore_session
+from .restores import restore_room, restore_session, restore_standing
 from .rooms import archive_room, create_room, resolve_room, room, rooms
 from .schema import store
 from .sessions import session, session_ids, sessions, set_session_status, upsert_session
@@ -105,6 +106,7 @@ __all__ = [
     "create_room",
     "events",
     "find",
+    "find_message",
     "history",
     "ingest_output",
     "ingest_user",
@@ -116,12 +118,16 @@ __all__ = [
     "prepare_text",
     "prepare_text_async",
     "resolve_room",
+    "restore_event",
     "restore_room",
     "restore_session",
+    "restore_standing",
+    "restore_thread",
     "room",
     "rooms",
     "session",
     "session_ids",
+    "session_standings",
     "sessions",
     "set_session_status",
     "store",

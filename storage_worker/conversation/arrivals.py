@@ -7,7 +7,7 @@ from .bounds import RETENTION_DEFAULT
 from .canonical import attributes_json, text_content
 from .errors import RoomReadOnlyError
 from .events import Draft, conflict, find_by_transaction, find_repeated, write_event
-from .identity import Arrival, Stored, event_key, take_fingerprint
+from .identity import Arrival, Stored, event_key, take_fingerprint, transaction_event_id
 from .messages import Voice, message_of, write_message
 from .records import (
     Admitted,
@@ -47,6 +47,9 @@ class UserMessage(msgspec.Struct, frozen=True, kw_only=True):
     runtime_binding: str | None
     retention_class: str
     created_ms: int | None
+    room_named: bool
+    is_copy: bool = False
+    """Whether its thread may be known later than itself, and is none of what makes it the same message."""
 
     def arrival(self) -> Arrival:
         """Its content, to know it again."""
@@ -58,17 +61,16 @@ class UserMessage(msgspec.Struct, frozen=True, kw_only=True):
             "sender_label": self.sender.label,
             "source": self.sender.source,
             "agent_key": self.sender.agent_key,
-            "thread_root": self.thread_root,
         }
         if isinstance(self.text, PayloadRef):
             return Arrival(fields, "text", self.text)
         return Arrival(fields | {"text": self.text}, "text")
 
 
-def _store(tx: Transaction, message: UserMessage, standing: Standing, room: str) -> Admitted:
+def store_message(tx: Transaction, message: UserMessage, standing: Standing, room: str) -> Admitted:
     """Store a message with its event, session and navigation, unless it is there already."""
     arrival = message.arrival()
-    event_id = message.event_id or tx.new_id()
+    event_id = message.event_id or _own_event_id(tx, message, room)
     key = event_key(message.session, event_id)
     draft = Draft(
         session=message.session,
@@ -78,6 +80,7 @@ def _store(tx: Transaction, message: UserMessage, standing: Standing, room: str)
         content=text_content(message.text, message.preview),
         retention_class=message.retention_class,
         created_ms=tx.now_ms() if message.created_ms is None else message.created_ms,
+        room_named=message.room_named,
         event_id=event_id,
         key=key,
         fingerprint=take_fingerprint(arrival),
@@ -85,12 +88,12 @@ def _store(tx: Transaction, message: UserMessage, standing: Standing, room: str)
         aggregate_kind="message",
         aggregate_id=f"m-{key}",
     )
-    stored = find_by_transaction(tx, draft, room, arrival, message.event_id)
+    stored = find_by_transaction(tx, draft, room, arrival)
     if stored is not None:
-        return _admitted_before(tx, stored)
+        return _admitted_before(tx, stored, message, "client transaction")
     stream_id = write_event(tx, draft, standing, room)
     if stream_id is None:
-        return _admitted_before(tx, find_repeated(tx, draft, arrival))
+        return _admitted_before(tx, find_repeated(tx, draft, arrival), message, "event id")
     message_id = f"m-{key}"
     number = _write(tx, message, draft, standing, room, message_id)
     return Admitted(
@@ -106,6 +109,13 @@ def _store(tx: Transaction, message: UserMessage, standing: Standing, room: str)
     )
 
 
+def _own_event_id(tx: Transaction, message: UserMessage, room: str) -> str:
+    """The event id of a message that was given none: that of its client transaction, or a new one."""
+    if message.client_transaction_id is None:
+        return tx.new_id()
+    return transaction_event_id(room, message.actor, message.client_transaction_id)
+
+
 def _write(
     tx: Transaction, message: UserMessage, draft: Draft, standing: Standing, room: str, message_id: str
 ) -> int:
@@ -117,11 +127,11 @@ def _write(
     return number
 
 
-def _admitted_before(tx: Transaction, stored: Stored) -> Admitted:
+def _admitted_before(tx: Transaction, stored: Stored, message: UserMessage, by: str) -> Admitted:
     found = message_of(tx, stored.stream_id)
-    if found is None:
-        raise conflict(stored, "event id")
-    message_id, number = found
+    # The thread is no part of the fingerprint: the number of a message is another one in a copy of the store.
+    if found is None or not (message.is_copy or found.thread_root == message.thread_root):
+        raise conflict(stored, by)
     return Admitted(
         stored.stream_id,
         stored.session,
@@ -130,8 +140,8 @@ def _admitted_before(tx: Transaction, stored: Stored) -> Admitted:
         stored.event_id or str(stored.stream_id),
         stored.created_ms,
         False,
-        message_id,
-        number,
+        found.id,
+        found.number,
     )
 
 
@@ -186,8 +196,9 @@ def admit(
         runtime_binding=runtime_binding,
         retention_class=retention_class,
         created_ms=None,
+        room_named=room is not None,
     )
-    return _store(tx, message, standing, room_id)
+    return store_message(tx, message, standing, room_id)
 
 
 @store.write
@@ -231,6 +242,7 @@ def ingest_user(
         runtime_binding=runtime_binding,
         retention_class=retention_class,
         created_ms=created_ms,
+        room_named=room is not None,
     )
     standing = read_standing(tx, session)
-    return _store(tx, message, standing, standing.room_of(tx, room))
+    return store_message(tx, message, standing, standing.room_of(tx, room))

@@ -29,6 +29,19 @@ PROVENANCE_CHARS_MAX = 64
 STATUS_CHARS_MAX = 64
 """The longest status of a session, a message or an observation."""
 
+BASIS_CHARS_MAX = 64
+"""How much is kept of the text that says how the size of a tool's output was measured."""
+
+TIME_MS_MAX = 253_402_300_799_999
+"""The latest time that an event can be said to have, in milliseconds since 1970: the end of the year 9999 in UTC. What
+is said in a smaller unit by mistake is far beyond it."""
+
+SESSIONS_MOVED_COUNT_MAX = 10_000
+"""How many sessions below one may get another root with it in one request."""
+
+SESSION_DEPTH_MAX = 1_000
+"""How many sessions may stand above one another."""
+
 PAGE_ROWS_MAX = 1_000
 PAGE_ROWS_DEFAULT = 200
 PAGE_BYTES_MAX = 4 * MIB

@@ -8,9 +8,13 @@ from typing import Any, Final
 
 import msgspec
 
+from .bounds import BASIS_CHARS_MAX
 from .canonical import encode_json
 from .standing import Standing
 from .vocabulary import COMPLETE, Fields, compaction_outcome, text_of
+
+_INTEGER_MAX: Final = 2**64 - 1
+"""The largest integer that crosses the pipe: a larger one would stand in no event that is imported again."""
 
 STATISTICS: Final = "statistics"
 """The field of a `compaction_end` that holds them."""
@@ -28,7 +32,8 @@ def count_tool(standing: Standing, fields: Fields) -> None:
     largest = standing.largest_output_tokens
     if largest is None or tokens > _number(largest):
         standing.largest_output_tokens = encode_json(tokens).decode()
-        standing.largest_output_basis = text_of(metrics, "output_tokens_basis")
+        basis = text_of(metrics, "output_tokens_basis")
+        standing.largest_output_basis = None if basis is None else basis[:BASIS_CHARS_MAX]
 
 
 def end_compaction(standing: Standing, fields: Fields) -> dict[str, Any] | None:
@@ -54,10 +59,10 @@ def end_compaction(standing: Standing, fields: Fields) -> dict[str, Any] | None:
 
 
 def _figure(value: object) -> int | float | None:
-    """A finite number of 0 or more, or None."""
-    if type(value) is not int and type(value) is not float:
-        return None
-    return value if math.isfinite(value) and value >= 0 else None
+    """A finite number of 0 or more that an event can hold, or None."""
+    if type(value) is int:
+        return value if 0 <= value <= _INTEGER_MAX else None
+    return value if type(value) is float and math.isfinite(value) and value >= 0 else None
 
 
 def _number(text: str) -> int | float:

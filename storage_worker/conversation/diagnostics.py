@@ -18,7 +18,7 @@ def refuse_collision(tx: Transaction, stored: Stored, comparison: Comparison, in
     The same collision again finds its diagnostic there. Always raises `OutputIdentityCollisionError`, and what was
     written stays.
     """
-    key = collision_key(stored.session, stored.stream_id, comparison.incoming)
+    key = collision_key(stored.session, stored.key or "", comparison.incoming)
     found = find_by_key(tx, key)
     stream_id = found.stream_id if found else _append(tx, stored, comparison, incoming, key)
     names = ", ".join(name for name, _ in comparison.differences)
@@ -40,7 +40,9 @@ def _append(tx: Transaction, stored: Stored, comparison: Comparison, incoming: D
     now = tx.now_ms()
     standing = read_standing(tx, stored.session)
     told: dict[str, Any] = {
-        "stream_id": stored.stream_id,
+        # Not the stream id, which is another one in a copy of the store.
+        "output_event_id": stored.event_id,
+        "output_key": stored.key,
         "output_type": incoming.type,
         "fingerprint_version": comparison.version,
         "stored": {
@@ -62,6 +64,7 @@ def _append(tx: Transaction, stored: Stored, comparison: Comparison, incoming: D
         content=NO_CONTENT,
         retention_class=RETENTION_DEFAULT,
         created_ms=now,
+        room_named=False,
         key=key,
     )
     stream_id = write_event(tx, draft, standing, stored.room)

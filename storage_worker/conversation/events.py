@@ -29,28 +29,28 @@ from .records import (
 from .rooms import find_default_room
 from .schema import store
 from .standing import Noted, Standing, read_standing
-from .vocabulary import COLLISION
 
 COLUMNS = (
     "stream_id, session_id, sequence, room_id, actor, type, event_id, aggregate_kind, aggregate_id, version,"
     " client_transaction_id, idempotency_key, provenance, attributes, content_type, body, preview, retention_class,"
-    f" created_ms, {REFERENCE_COLUMNS}"
+    f" created_ms, added, room_named, {REFERENCE_COLUMNS}"
 )
+_ROOM_NAMED_AT = 20
 TEXTS = (
     "session_id, room_id, actor, type, event_id, aggregate_kind, aggregate_id, client_transaction_id,"
-    " idempotency_key, provenance, attributes, preview, content_type, retention_class, body"
+    " idempotency_key, provenance, attributes, added, preview, content_type, retention_class, body"
 )
 _INSERT = (
     "insert into conversation_events(stream_id, session_id, sequence, room_id, actor, type, event_id,"
     " aggregate_kind, aggregate_id, version, client_transaction_id, idempotency_key, fingerprint,"
     " fingerprint_version, field_digests, provenance, attributes, preview, created_ms, content_type, retention_class,"
-    " body, payload_sha256, payload_bytes, payload_stored_bytes, payload_encoding)"
-    " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " body, payload_sha256, payload_bytes, payload_stored_bytes, payload_encoding, added, room_named)"
+    " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
     " on conflict (idempotency_key) where idempotency_key is not null do nothing"
 )
 _STORED = (
-    "select stream_id, session_id, sequence, room_id, event_id, created_ms, fingerprint, fingerprint_version,"
-    " field_digests, provenance from conversation_events where stream_id = ?"
+    "select stream_id, session_id, sequence, room_id, event_id, client_transaction_id, created_ms, fingerprint,"
+    " fingerprint_version, field_digests, provenance, idempotency_key from conversation_events where stream_id = ?"
 )
 # One row also where nothing is there, which is the usual case: an empty result costs the driver more.
 _BY_KEY = "select (select stream_id from conversation_events where idempotency_key = ?)"
@@ -62,7 +62,8 @@ _FIND = f"select {COLUMNS} from conversation_events where {_OF_TRANSACTION}"  # 
 
 def event_of(row: tuple[Any, ...]) -> Event:
     """The event of a row of `COLUMNS`."""
-    return record_of(Event, 15, row)
+    at = _ROOM_NAMED_AT
+    return record_of(Event, 15, (*row[:at], row[at] == 1, *row[at + 1 :]))
 
 
 _ALL: Final = Listing("conversation_events", "stream_id", COLUMNS, TEXTS, event_of)
@@ -70,7 +71,11 @@ _OF_SESSION: Final = Listing("conversation_events", "sequence", COLUMNS, TEXTS, 
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that is about to be appended: everything but its place."""
+    """An event that is about to be appended: everything but its place.
+
+    `attributes` are their JSON as they arrived, `added` that of those which the store adds; `room_named` says whether
+    the caller named the room.
+    """
 
     session: str
     actor: str
@@ -79,6 +84,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     content: Content
     retention_class: str
     created_ms: int
+    room_named: bool
     event_id: str | None = None
     key: str | None = None
     fingerprint: Fingerprint | None = None
@@ -87,6 +93,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     aggregate_id: str | None = None
     version: int = 1
     provenance: str | None = None
+    added: str | None = None
 
 
 def write_event(tx: Transaction, draft: Draft, standing: Standing, room: str) -> int | None:
@@ -114,6 +121,8 @@ def write_event(tx: Transaction, draft: Draft, standing: Standing, room: str) ->
         draft.content.preview,
         draft.created_ms,
         *draft.content.columns(draft.retention_class),
+        draft.added,
+        1 if draft.room_named else 0,
     )
     if not tx.execute(_INSERT, values).rows_changed:
         return None
@@ -137,16 +146,15 @@ def _stored(tx: Transaction, stream_id: int | None) -> Stored | None:
     return None if stream_id is None else Stored(*tx.query(_STORED, (stream_id,)).rows[0])
 
 
-def find_by_transaction(
-    tx: Transaction, draft: Draft, room: str, arrival: Arrival, told_id: str | None
-) -> Stored | None:
-    """The event of a draft's client transaction, or None; `EventConflictError` where it is not the same event."""
+def find_by_transaction(tx: Transaction, draft: Draft, room: str, arrival: Arrival) -> Stored | None:
+    """The event of a draft's client transaction, or None; `EventConflictError` where it is not the same event.
+
+    The event id does not count: who repeats a transaction may have made a new one.
+    """
     if draft.client_transaction_id is None:
         return None
     values = (room, draft.actor, draft.client_transaction_id)
     stored = _stored(tx, tx.scalar(_BY_TRANSACTION, values))
-    if stored is not None and told_id not in (None, stored.event_id):
-        raise conflict(stored, "client transaction")
     return stored and same_or_conflict(stored, draft.session, arrival, "client transaction")
 
 
@@ -154,6 +162,9 @@ def find_repeated(tx: Transaction, draft: Draft, arrival: Arrival) -> Stored:
     """The event that has a draft's key; `EventConflictError` where it is not the same event."""
     stored = find_by_key(tx, draft.key or "")
     assert stored is not None, "an insert found the key taken"
+    if draft.client_transaction_id is not None:
+        # It is another transaction's, or none's, and would not be found by this one later.
+        raise conflict(stored, "event id")
     return same_or_conflict(stored, draft.session, arrival, "event id")
 
 
@@ -213,49 +224,53 @@ def append(
     Raises `EventConflictError` where a repeat has other content, `RoomNotFoundError`, `RequestTooLargeError` where
     attributes or body are over 16 KiB.
     """
-    content = NO_CONTENT if body is None else text_content(body, preview)
-    payload = body if isinstance(body, PayloadRef) else None
-    fields = {
-        "type": event_type,
-        "attributes": attributes or {},
-        "aggregate_kind": aggregate_kind,
-        "aggregate_id": aggregate_id,
-        "version": version,
-    }
-    if isinstance(body, str):
-        fields["body"] = body
-    arrival = Arrival(fields, "body", payload)
     draft = Draft(
         session=session,
         actor=actor,
         type=event_type,
         attributes=attributes_json(attributes),
-        content=content,
+        content=NO_CONTENT if body is None else text_content(body, preview),
         retention_class=retention_class,
         created_ms=tx.now_ms() if created_ms is None else created_ms,
+        room_named=room is not None,
         event_id=event_id,
         key=None if event_id is None else event_key(session, event_id),
-        fingerprint=take_fingerprint(arrival),
         client_transaction_id=client_transaction_id,
         aggregate_kind=aggregate_kind,
         aggregate_id=aggregate_id,
         version=version,
     )
-    return _append_once(tx, draft, arrival, room)
+    return append_once(tx, draft, arrival_of(draft, attributes, body), room, Noted())
 
 
-def _append_once(tx: Transaction, draft: Draft, arrival: Arrival, room: str | None) -> Appended:
-    """Store an event unless it is there already; where it stands."""
+def arrival_of(draft: Draft, attributes: Attributes | None, body: Body | None) -> Arrival:
+    """The content of an event that is no output and no message, to know it again."""
+    fields = {
+        "type": draft.type,
+        "attributes": attributes or {},
+        "aggregate_kind": draft.aggregate_kind,
+        # Told or not, its session is the same.
+        "aggregate_id": draft.session if draft.aggregate_id is None else draft.aggregate_id,
+        "version": draft.version,
+    }
+    if isinstance(body, PayloadRef):
+        return Arrival(fields, "body", body)
+    return Arrival(fields if body is None else fields | {"body": body}, "body")
+
+
+def append_once(
+    tx: Transaction, draft: Draft, arrival: Arrival, room: str | None, noted: Noted | None
+) -> Appended:
+    """Store an event unless it is there already, with what is `noted` in its session; where it stands."""
+    draft = msgspec.structs.replace(draft, fingerprint=take_fingerprint(arrival))
     standing = read_standing(tx, draft.session)
     room_id = standing.room_of(tx, room)
-    stored = find_by_transaction(tx, draft, room_id, arrival, draft.event_id)
+    stored = find_by_transaction(tx, draft, room_id, arrival)
     if stored is not None:
         return appended(stored)
     stream_id = write_event(tx, draft, standing, room_id)
     if stream_id is None:
         return appended(find_repeated(tx, draft, arrival))
-    # A diagnostic, which comes this way from an export only, is none of its session's activity.
-    noted = None if draft.type == COLLISION else Noted()
     standing.save(tx, room_id, draft.created_ms, None, "", noted)
     return Appended(
         stream_id,

@@ -1,27 +1,57 @@
-"""The log with everything that a copy of it needs: each event with what is stored of its message."""
+"""The log with everything that a copy of it needs: each event with what is stored of its message, and how sessions stand."""
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from ..protocol.errors import InvalidRequestError
 from ..transaction import Transaction
 from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
 from .events import COLUMNS, TEXTS, event_of
+from .navigation import find_navigation
 from .pages import Listing, WindowListing, prefixed
-from .records import Cursor, Historic, Name, Page, PageBytes, PageRows, Said
+from .records import (
+    Cursor,
+    Historic,
+    MessagePlace,
+    Name,
+    Navigation,
+    Page,
+    PageBytes,
+    PageRows,
+    Said,
+    Session,
+)
 from .schema import store
+from .sessions import find_session
+
+STANDINGS_COUNT_MAX: Final = 20
+"""How many sessions one call says the standing of."""
+
+SessionNames = Annotated[list[Name], msgspec.Meta(max_length=STANDINGS_COUNT_MAX)]
 
 _SAID: Final = "id, number, sequence, role, turn_id, sender_label, source, agent_key, thread_root, status"
 _SAID_COUNT: Final = len(_SAID.split(","))
+_ROOT: Final = "r.id, f.session_id, f.sequence, f.created_ms"
+_ROOT_COUNT: Final = len(_ROOT.split(","))
 
-_SOURCE: Final = "conversation_events e left join conversation_messages m on m.stream_id = e.stream_id"
-_COLUMNS: Final = f"{prefixed('m', _SAID)}, {prefixed('e', COLUMNS)}"
+_SOURCE: Final = (
+    "conversation_events e left join conversation_messages m on m.stream_id = e.stream_id"
+    " left join conversation_messages r on r.room_id = m.room_id and r.number = m.thread_root"
+    " left join conversation_events f on f.stream_id = r.stream_id"
+)
+_COLUMNS: Final = f"{prefixed('m', _SAID)}, {_ROOT}, {prefixed('e', COLUMNS)}"
 _SAID_TEXTS: Final = "id, role, turn_id, sender_label, source, agent_key, status"
-_TEXTS: Final = f"{prefixed('e', TEXTS)}, {prefixed('m', _SAID_TEXTS)}"
+_TEXTS: Final = f"{prefixed('e', TEXTS)}, {prefixed('m', _SAID_TEXTS)}, r.id, f.session_id"
 
 
 def _historic(row: tuple[Any, ...]) -> Historic:
-    said = row[:_SAID_COUNT]
-    return Historic(event_of(row[_SAID_COUNT:]), None if said[0] is None else Said(*said))
+    said: list[Any] = list(row[:_SAID_COUNT])
+    root, rest = row[_SAID_COUNT : _SAID_COUNT + _ROOT_COUNT], row[_SAID_COUNT + _ROOT_COUNT :]
+    if said[0] is None:
+        return Historic(event_of(rest), None)
+    said.append(None if root[0] is None else MessagePlace(*root))
+    return Historic(event_of(rest), Said(*said))
 
 
 _ALL: Final = Listing(_SOURCE, "e.stream_id", _COLUMNS, _TEXTS, _historic)
@@ -35,6 +65,20 @@ _OF_ROOM: Final = WindowListing(
     "e.room_id",
     "select max(stream_id) from conversation_events",
 )
+
+
+class SessionStanding(msgspec.Struct, frozen=True, array_like=True):
+    """How a session stands: what navigation shows of it, and itself, None where only output without a room named it."""
+
+    shown: Navigation
+    session: Session | None
+
+
+@store.read
+def session_standings(tx: Transaction, sessions: SessionNames) -> list[SessionStanding]:
+    """How each of at most 20 sessions stands, in the order in which they are named; those that are not there are left out."""
+    shown = ((each, find_navigation(tx, each)) for each in sessions)
+    return [SessionStanding(found, find_session(tx, each)) for each, found in shown if found is not None]
 
 
 @store.read

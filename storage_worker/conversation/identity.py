@@ -8,7 +8,7 @@ import functools
 import hashlib
 from base64 import urlsafe_b64encode
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
@@ -28,6 +28,8 @@ from .vocabulary import Fields, execution_phase
 UNKNOWN: Final = "unknown"
 
 Digests = Mapping[str, str]
+
+_StoredDigests = dict[str, str] | Annotated[list[dict[str, str]], msgspec.Meta(min_length=1, max_length=1)]
 
 
 class Algorithm(msgspec.Struct, frozen=True):
@@ -72,7 +74,9 @@ def take_fingerprint(arrival: Arrival) -> Fingerprint:
     if len(digests) > DIGESTS_COUNT_MAX:
         names = sorted(digests)[:DIGESTS_COUNT_MAX]
     kept = {name: digests[name][:DIGEST_CHARS] for name in names}
-    return Fingerprint(VERSION, algorithm.fingerprint(digests), encode_json(kept).decode())
+    # Of as many as are kept it would not show whether there were more: a list around them says that these are all.
+    told = [kept] if len(digests) == DIGESTS_COUNT_MAX else kept
+    return Fingerprint(VERSION, algorithm.fingerprint(digests), encode_json(told).decode())
 
 
 class Stored(msgspec.Struct, frozen=True):
@@ -83,11 +87,13 @@ class Stored(msgspec.Struct, frozen=True):
     sequence: int
     room: str
     event_id: str | None
+    client_transaction_id: str | None
     created_ms: int
     fingerprint: str | None
     fingerprint_version: int | None
     field_digests: str | None
     provenance: str | None
+    key: str | None
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -115,32 +121,36 @@ def compare(stored: Stored, arrival: Arrival) -> Comparison:
     incoming = algorithm.fingerprint(digests)
     if incoming == stored.fingerprint:
         return Comparison(True)
-    differences, is_cut = field_differences(read_digests(stored.field_digests), digests)
+    differences, is_cut = field_differences(*read_digests(stored.field_digests), digests)
     return Comparison(False, version, stored.fingerprint, incoming, differences, is_cut)
 
 
-def read_digests(text: str | None) -> dict[str, str] | None:
-    """Stored digests, at most as many as are kept of one event; None where they cannot be read."""
+def read_digests(text: str | None) -> tuple[dict[str, str] | None, bool]:
+    """Stored digests, at most as many as are kept of one event, and whether these are all that it had.
+
+    None where they cannot be read.
+    """
     try:
-        found = msgspec.json.decode(text or "", type=dict[str, str])
+        told = msgspec.json.decode(text or "", type=_StoredDigests)
     except (msgspec.MsgspecError, RecursionError):
-        return None
-    return {name: found[name] for name in sorted(found)[:DIGESTS_COUNT_MAX]}
+        return None, False
+    found = told if isinstance(told, dict) else told[0]
+    are_all = len(found) < DIGESTS_COUNT_MAX or (len(found) == DIGESTS_COUNT_MAX and isinstance(told, list))
+    return {name: found[name] for name in sorted(found)[:DIGESTS_COUNT_MAX]}, are_all
 
 
 def field_differences(
-    stored: Digests | None, incoming: Digests
+    stored: Digests | None, are_all: bool, incoming: Digests
 ) -> tuple[list[tuple[str, Literal["added", "removed", "changed"]]], bool]:
     """The fields that differ, sorted by name, and whether there may be more than are named.
 
-    Without stored digests nothing is known of the fields. Where as many digests are stored as are kept, nothing
-    is known of fields behind the last of them.
+    Without stored digests nothing is known of the fields. Where these are not all that the event had, nothing is known
+    of fields behind the last of them.
     """
     if stored is None:
         return [], True
     found: list[tuple[str, Literal["added", "removed", "changed"]]] = []
-    is_cut = len(stored) >= DIGESTS_COUNT_MAX
-    last = max(stored) if is_cut else None
+    last = None if are_all else max(stored)
     for name in sorted({*stored, *incoming}):
         if last is not None and name > last:
             break
@@ -150,7 +160,7 @@ def field_differences(
             found.append((name, "removed"))
         elif stored[name] != incoming[name][:DIGEST_CHARS]:
             found.append((name, "changed"))
-    is_cut = is_cut or len(found) > DIFFERENCES_COUNT_MAX
+    is_cut = not are_all or len(found) > DIFFERENCES_COUNT_MAX
     return [(name[:PROVENANCE_CHARS_MAX], how) for name, how in found[:DIFFERENCES_COUNT_MAX]], is_cut
 
 
@@ -191,9 +201,19 @@ def event_key(session: str, event_id: str) -> str:
     return _key("e", session, [event_id])
 
 
-def collision_key(session: str, stored_id: int, incoming: str) -> str:
-    """The key of a diagnostic: the same collision is told once, however often it is repeated."""
-    return _key("c", session, [stored_id, incoming])
+def transaction_event_id(room: str, actor: str, client_transaction_id: str) -> str:
+    """The id of a client transaction's event that was given none: 32 hexadecimal characters."""
+    return hashlib.sha256(encode_json([room, actor, client_transaction_id])).hexdigest()[:32]
+
+
+def collision_key(session: str, stored_key: str, incoming: str) -> str:
+    """The key of a diagnostic: the same collision is told once, however often it is repeated, in copies too."""
+    return _key("c", session, [stored_key, incoming])
+
+
+def place_key(session: str, sequence: int) -> str:
+    """What tells an event without a key from any other: its place in its session."""
+    return _key("p", session, [sequence])
 
 
 def output_key(session: str, type_: str, event_id: str, arrival: Arrival) -> str:

@@ -25,7 +25,7 @@ from .identity import (
     event_id_of,
     older_keys,
     output_key,
-    session_mark,
+    place_key,
     take_fingerprint,
 )
 from .messages import Voice, message_of, write_message
@@ -46,7 +46,16 @@ from .records import (
 )
 from .schema import store
 from .standing import Noted, Standing, read_standing
-from .vocabulary import COMPLETE, EVENT_TYPES, UNKNOWN, EventType, Fields, execution_phase, text_of
+from .vocabulary import (
+    COMPLETE,
+    EVENT_TYPES,
+    UNKNOWN,
+    EventType,
+    Fields,
+    body_field,
+    execution_phase,
+    text_of,
+)
 
 AGENT = Sender(source="agent")
 DIRECT = Provenance()
@@ -55,15 +64,70 @@ _COUNTED = ("tool_execution_finished", "compaction_end")
 
 
 class Output(msgspec.Struct, frozen=True):
-    """An output that came in: its event, what its type means, and what its caller says about it."""
+    """An output that came in: its event, its content, and what its caller says about it."""
 
     draft: Draft
-    kind: EventType
     arrival: Arrival
     room: str | None
     sender: Sender
     thread_root: int | None
     runtime_binding: str | None
+
+
+def draft_output(
+    session: str,
+    event: Attributes,
+    payload: PayloadRef | None,
+    *,
+    actor: str,
+    room_named: bool,
+    provenance: Provenance,
+    preview: str,
+    retention_class: str,
+    created_ms: int,
+    added: str | None = None,
+) -> tuple[Draft, Arrival]:
+    """The event of an output, and its content to know it again; `added` are attributes of a copy as of a `Draft`.
+
+    Other arguments and errors are those of `ingest_output`.
+    """
+    type_ = _type_of(event)
+    body = body_field(type_)
+    arrival = Arrival(event, body, payload)
+    rest, content = _split(event, body, payload, preview)
+    event_id = event_id_of(event)
+    draft = Draft(
+        session=session,
+        actor=actor,
+        type=type_,
+        attributes=attributes_json(rest),
+        content=content,
+        retention_class=retention_class,
+        created_ms=created_ms,
+        room_named=room_named,
+        event_id=event_id,
+        key=None if event_id is None else output_key(session, type_, event_id, arrival),
+        fingerprint=take_fingerprint(arrival),
+        provenance=encode_json(provenance).decode(),
+        added=added,
+    )
+    return draft, arrival
+
+
+def store_output(tx: Transaction, output: Output) -> Ingested:
+    """Store an output unless it is there already; results and errors are those of `ingest_output`."""
+    draft, arrival = output.draft, output.arrival
+    again = _find_older(tx, draft, arrival) if draft.type == "execution_result" else None
+    if again is None:
+        written = _write(tx, output)
+        if written is not None:
+            return written
+        again = find_by_key(tx, draft.key or "")
+        assert again is not None, "an insert found the key taken"
+    comparison = compare(again, arrival)
+    if not comparison.is_same:
+        refuse_collision(tx, again, comparison, draft)
+    return _duplicate(tx, again, EVENT_TYPES.get(draft.type, UNKNOWN))
 
 
 def _type_of(event: Fields) -> str:
@@ -74,7 +138,7 @@ def _type_of(event: Fields) -> str:
 
 
 def _split(
-    event: Fields, body_field: str, payload: PayloadRef | None, preview: str
+    event: Fields, body_name: str, payload: PayloadRef | None, preview: str
 ) -> tuple[dict[str, Any], Content]:
     """The attributes of an event, and the content of its body."""
     rest = dict(event)
@@ -82,19 +146,19 @@ def _split(
     if rest.get("event_id") is not None:
         del rest["event_id"]
     if payload is not None:
-        if body_field in rest:
+        if body_name in rest:
             raise InvalidRequestError(
-                f"the event holds its {body_field!r} itself; a payload stands in its place, not beside it"
+                f"the event holds its {body_name!r} itself; a payload stands in its place, not beside it"
             )
         return rest, text_content(payload, preview)
-    body = rest.get(body_field)
+    body = rest.get(body_name)
     if isinstance(body, str):
         content = text_content(body, preview)
     elif isinstance(body, dict | list):
-        content = json_content(body, body_field)
+        content = json_content(body, body_name)
     else:
         return rest, NO_CONTENT
-    del rest[body_field]
+    del rest[body_name]
     return rest, content
 
 
@@ -125,15 +189,16 @@ def _phase_of(tx: Transaction, stored: Stored) -> str:
 
 def _write(tx: Transaction, output: Output) -> Ingested | None:
     """Store an output, and what it leaves beside its event; None where its key is there already."""
-    draft, kind, fields = output.draft, output.kind, output.arrival.fields
+    draft, fields = output.draft, output.arrival.fields
+    kind = EVENT_TYPES.get(draft.type, UNKNOWN)
     standing = read_standing(tx, draft.session)
     room = standing.room_of(tx, output.room)
     if draft.type in _COUNTED:
-        draft = _with_statistics(standing, draft, fields)
+        draft = _counted(standing, draft, fields)
     stream_id = write_event(tx, draft, standing, room)
     if stream_id is None:
         return None
-    record = draft.key or f"{session_mark(draft.session)}-{stream_id}"
+    record = draft.key or place_key(draft.session, standing.sequence)
     message_id = observation_id = number = None
     preview = ""
     if kind.leaves == "message":
@@ -143,7 +208,7 @@ def _write(tx: Transaction, output: Output) -> Ingested | None:
         observation_id = f"o-{record}"
         write_observation(tx, stream_id, observation_id, draft.session, kind, fields)
     noted = None
-    if output.room is not None:
+    if draft.room_named:
         noted = Noted(kind.session_status, preview, output.runtime_binding)
     standing.save(tx, room, draft.created_ms, kind.session_status, preview, noted)
     return Ingested(
@@ -158,17 +223,15 @@ def _write(tx: Transaction, output: Output) -> Ingested | None:
     )
 
 
-def _with_statistics(standing: Standing, draft: Draft, fields: Fields) -> Draft:
-    """Count a tool that finished; give a compaction that ended its statistics."""
+def _counted(standing: Standing, draft: Draft, fields: Fields) -> Draft:
+    """Count a tool that finished; give a compaction that ended its statistics, unless a copy brings them along."""
     if draft.type == "tool_execution_finished":
         count_tool(standing, fields)
         return draft
     statistics = end_compaction(standing, fields)
-    if statistics is None:
+    if statistics is None or draft.added is not None:
         return draft
-    told = msgspec.json.decode(draft.attributes, type=dict[str, Any])
-    attributes = encode_json({**told, STATISTICS: statistics}).decode()
-    return msgspec.structs.replace(draft, attributes=attributes)
+    return msgspec.structs.replace(draft, added=encode_json({STATISTICS: statistics}).decode())
 
 
 def _voice(output: Output, fields: Fields) -> Voice:
@@ -182,13 +245,13 @@ def _voice(output: Output, fields: Fields) -> Voice:
 
 
 def _duplicate(tx: Transaction, stored: Stored, kind: EventType) -> Ingested:
-    message_id, number = message_of(tx, stored.stream_id) or (None, None)
+    found = message_of(tx, stored.stream_id)
     return Ingested(
         stored.stream_id,
         True,
-        message_id,
-        None if message_id else observation_of(tx, stored.stream_id),
-        number,
+        found and found.id,
+        None if found else observation_of(tx, stored.stream_id),
+        found and found.number,
         stored.created_ms,
         stored.event_id or str(stored.stream_id),
         kind is not UNKNOWN,
@@ -225,33 +288,15 @@ def ingest_output(
     stored. Raises `InvalidRequestError` where the event has no type or its id is no text, `RoomNotFoundError`, and
     `RequestTooLargeError` where body or attributes are over 16 KiB.
     """
-    type_ = _type_of(event)
-    kind = EVENT_TYPES.get(type_, UNKNOWN)
-    arrival = Arrival(event, kind.body, payload)
-    rest, content = _split(event, kind.body, payload, preview)
-    attributes = attributes_json(rest)
-    event_id = event_id_of(event)
-    draft = Draft(
-        session=session,
+    draft, arrival = draft_output(
+        session,
+        event,
+        payload,
         actor=actor,
-        type=type_,
-        attributes=attributes,
-        content=content,
+        room_named=room is not None,
+        provenance=provenance,
+        preview=preview,
         retention_class=retention_class,
         created_ms=tx.now_ms() if created_ms is None else created_ms,
-        event_id=event_id,
-        key=None if event_id is None else output_key(session, type_, event_id, arrival),
-        fingerprint=take_fingerprint(arrival),
-        provenance=encode_json(provenance).decode(),
     )
-    again = _find_older(tx, draft, arrival) if type_ == "execution_result" else None
-    if again is None:
-        written = _write(tx, Output(draft, kind, arrival, room, sender, thread_root, runtime_binding))
-        if written is not None:
-            return written
-        again = find_by_key(tx, draft.key or "")
-        assert again is not None, "an insert found the key taken"
-    comparison = compare(again, arrival)
-    if not comparison.is_same:
-        refuse_collision(tx, again, comparison, draft)
-    return _duplicate(tx, again, kind)
+    return store_output(tx, Output(draft, arrival, room, sender, thread_root, runtime_binding))

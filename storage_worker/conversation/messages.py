@@ -1,6 +1,6 @@
 """Messages: what users and agents said, numbered in their room and in their session."""
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -29,7 +29,7 @@ _INSERT = (
     " payload_sha256, payload_bytes, payload_stored_bytes, payload_encoding)"
     " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
-_OF_EVENT = "select id, number from conversation_messages where stream_id = ?"
+_OF_EVENT = "select id, number, thread_root from conversation_messages where stream_id = ?"
 
 
 def _message(row: tuple[Any, ...]) -> Message:
@@ -86,10 +86,18 @@ def write_message(
     return number
 
 
-def message_of(tx: Transaction, stream_id: int) -> tuple[str, int] | None:
-    """The id and the number of the message of an event, or None where it has none."""
+class Numbered(NamedTuple):
+    """A message's id, its number in the room, and that of the message which its thread begins with."""
+
+    id: str
+    number: int
+    thread_root: int | None
+
+
+def message_of(tx: Transaction, stream_id: int) -> Numbered | None:
+    """The message of an event, or None where it has none."""
     rows = tx.query(_OF_EVENT, (stream_id,)).rows
-    return (str(rows[0][0]), int(rows[0][1])) if rows else None
+    return Numbered(*rows[0]) if rows else None
 
 
 @store.read

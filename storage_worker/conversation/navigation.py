@@ -11,11 +11,18 @@ from .schema import store
 _COLUMNS: Final = (
     "number, id, room_id, shown_status, shown_preview, shown_activity_ms, last_sequence, last_message"
 )
+_ONE: Final = f"select {_COLUMNS} from conversation_sessions where id = ?"  # noqa: S608 - of constants
 _TEXTS: Final = "id, room_id, shown_status, shown_preview"
 
 
 def _navigation(row: tuple[Any, ...]) -> Navigation:
     return Navigation(*row)
+
+
+def find_navigation(tx: Transaction, session: str) -> Navigation | None:
+    """What lists show of a session, or None where it was never named."""
+    rows = tx.query(_ONE, (session,)).rows
+    return _navigation(rows[0]) if rows else None
 
 
 _ALL: Final = Listing("conversation_sessions", "number", _COLUMNS, _TEXTS, _navigation)

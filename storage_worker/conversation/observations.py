@@ -12,7 +12,7 @@ from .vocabulary import PARTIAL, EventType, Fields, status_of, text_of
 
 _COLUMNS = (
     "t.stream_id, t.id, t.session_id, t.kind, t.turn_id, t.tool_call_id, t.invocation, t.status, e.attributes,"
-    f" e.content_type, e.body, e.created_ms, {', '.join(f'e.{each.strip()}' for each in REFERENCE_COLUMNS.split(','))}"
+    f" e.content_type, e.body, e.created_ms, e.added, {', '.join(f'e.{each.strip()}' for each in REFERENCE_COLUMNS.split(','))}"
 )
 _INSERT = (
     "insert into conversation_observations(stream_id, id, session_id, kind, turn_id, tool_call_id, invocation, status)"
@@ -38,7 +38,7 @@ def _observation(row: tuple[Any, ...]) -> Observation:
 _OF_SESSION: Final = LogListing(
     "conversation_observations",
     _COLUMNS,
-    "t.id, t.session_id, t.kind, t.turn_id, t.tool_call_id, t.status, e.attributes, e.content_type,"
+    "t.id, t.session_id, t.kind, t.turn_id, t.tool_call_id, t.status, e.attributes, e.added, e.content_type,"
     " e.retention_class, e.body",
     _observation,
 )

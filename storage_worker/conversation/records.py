@@ -11,6 +11,7 @@ from .bounds import (
     PAGE_ROWS_MAX,
     PREVIEW_BYTES_MAX,
     STATUS_CHARS_MAX,
+    TIME_MS_MAX,
 )
 from .vocabulary import body_field
 
@@ -28,8 +29,8 @@ Label = Annotated[str, msgspec.Meta(max_length=NAME_CHARS_MAX)]
 Status = Annotated[str, msgspec.Meta(min_length=1, max_length=STATUS_CHARS_MAX)]
 Binding = Annotated[str, msgspec.Meta(max_length=BINDING_CHARS_MAX)]
 Preview = Annotated[str, msgspec.Meta(max_length=PREVIEW_BYTES_MAX)]
-Time = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
-"""Milliseconds since 1970 in UTC."""
+Time = Annotated[int, msgspec.Meta(ge=0, le=TIME_MS_MAX)]
+"""Milliseconds since 1970 in UTC, up to the end of the year 9999."""
 
 Number = Annotated[int, msgspec.Meta(ge=1, le=2**63 - 1)]
 Cursor = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -38,6 +39,9 @@ PageBytes = Annotated[int, msgspec.Meta(ge=1, le=PAGE_BYTES_MAX)]
 
 Attributes = dict[str, Any]
 """A JSON object: texts, finite numbers of at most 64 bit, true, false, null, lists and objects with text keys."""
+
+decode_object = msgspec.json.Decoder(dict[str, Any]).decode
+"""The JSON object that a text says."""
 
 
 class PayloadRef(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
@@ -127,8 +131,10 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     """An event of the log.
 
     `stream_id` orders all events, `sequence` those of one session, from 1 and without gaps. `attributes_json` and a
-    `body` of the type `application/json` are canonical JSON text. `content_type` is None where there is no body.
-    `provenance` is the JSON text of an output's `Provenance`, as it was stored.
+    `body` of the type `application/json` are canonical JSON text, as they arrived. `content_type` is None where there
+    is no body. `provenance` is the JSON text of an output's `Provenance`, as it was stored. `added_json` is a JSON
+    object of attributes that the store added, None where it added none. `room_named` says whether the caller named the
+    room.
     """
 
     stream_id: int
@@ -150,15 +156,22 @@ class Event(msgspec.Struct, frozen=True, array_like=True):
     preview: str
     retention_class: str
     created_ms: int
+    added_json: str | None
+    room_named: bool
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The attributes, decoded."""
-        return msgspec.json.decode(self.attributes_json, type=dict[str, Any])
+        """The attributes, decoded, with those that the store added."""
+        return {**decode_object(self.attributes_json), **self.added}
+
+    @property
+    def added(self) -> dict[str, Any]:
+        """The attributes that the store added, decoded: the statistics of a compaction."""
+        return decode_object(self.added_json or "{}")
 
     def output(self) -> dict[str, Any]:
         """What an output said, all its fields as they arrived; a body in the payload store is left out."""
-        said = {"type": self.type, **self.attributes}
+        said = {"type": self.type, **decode_object(self.attributes_json)}
         if self.event_id is not None:
             said["event_id"] = self.event_id
         if isinstance(self.body, str):
@@ -198,6 +211,7 @@ class Observation(msgspec.Struct, frozen=True, array_like=True):
     """Something that happened inside a turn; what it says beyond that stands in the event's attributes and body.
 
     A `tool_call_id` is not unique; together with `invocation`, counted from 1, it tells the calls of a session apart.
+    `attributes_json` and `added_json` are those of the event.
     """
 
     stream_id: int
@@ -212,15 +226,28 @@ class Observation(msgspec.Struct, frozen=True, array_like=True):
     content_type: str | None
     body: Body | None
     created_ms: int
+    added_json: str | None
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """The attributes, decoded."""
-        return msgspec.json.decode(self.attributes_json, type=dict[str, Any])
+        """The attributes, decoded, with those that the store added."""
+        return {**decode_object(self.attributes_json), **decode_object(self.added_json or "{}")}
+
+
+class MessagePlace(msgspec.Struct, frozen=True, array_like=True):
+    """Which message of its room it is, in any store: its id, and the session, the sequence there and the time of its event."""
+
+    id: Name
+    session: Name
+    sequence: Number
+    created_ms: Time
 
 
 class Said(msgspec.Struct, frozen=True, array_like=True):
-    """What is stored of an event's message beside the event itself; the fields are those of `Message`."""
+    """What is stored of an event's message beside the event itself; the fields are those of `Message`.
+
+    `root` is the message whose number `thread_root` is, None where no message has it.
+    """
 
     id: str
     number: int
@@ -232,6 +259,7 @@ class Said(msgspec.Struct, frozen=True, array_like=True):
     agent_key: str | None
     thread_root: int | None
     status: str
+    root: MessagePlace | None
 
 
 class Historic(msgspec.Struct, frozen=True, array_like=True):

@@ -1,18 +1,48 @@
-"""Rooms and sessions as they stood in another store: made as they were, and left alone where they are there."""
+"""Rooms and sessions as they stand in another store: made where they are missing, and left alone where they went on here."""
 
 from typing import Final
 
+import msgspec
+
 from ..transaction import Transaction
-from .records import Binding, Label, Name, Preview, Room, Status, Time
+from .records import Binding, Cursor, Label, Name, Preview, Room, Status, Time
 from .rooms import find_default_room, find_room, make_room, require_room
 from .schema import store
-from .sessions import check_parent, find_session
+from .sessions import find_session, move_below, root_below
 from .standing import Noted, read_standing
 
-_COMPLETE: Final = (
-    "update conversation_sessions set parent_id = ?, root_id = ?, runtime_binding = ?, created_ms = ?"
+_ADOPT: Final = "update conversation_sessions set parent_id = ?, root_id = ? where number = ?"
+_FOUND: Final = (
+    "select room_id, parent_id, root_id, status, runtime_binding, first_preview, activity_ms, created_ms, shown_status,"
+    " shown_preview, shown_activity_ms, (select stream_id from conversation_events e where e.session_id = s.id and"
+    " e.sequence = s.last_sequence) from conversation_sessions s where id = ?"
+)
+_SET: Final = (
+    "update conversation_sessions set room_id = ?, parent_id = ?, root_id = ?, status = ?, runtime_binding = ?,"
+    " first_preview = ?, activity_ms = ?, created_ms = ?, shown_status = ?, shown_preview = ?, shown_activity_ms = ?"
     " where number = ?"
 )
+_SHOW: Final = "update conversation_sessions set shown_status = ?, shown_preview = ?, shown_activity_ms = ? where number = ?"
+
+
+class Shown(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What navigation shows of a session; fields as of `Navigation`."""
+
+    status: Status
+    preview: Preview
+    activity_ms: Time
+
+
+class Made(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """What is stored of a session that was made; fields as of `Session`."""
+
+    parent: Name | None
+    root: Name
+    status: Status
+    runtime_binding: Binding | None
+    first_preview: Preview | None
+    activity_ms: Time
+    created_ms: Time
 
 
 @store.write
@@ -45,25 +75,74 @@ def restore_session(
     *,
     parent: Name | None = None,
     root: Name | None = None,
-    status: Status | None = None,
-    runtime_binding: Binding | None = None,
-    first_preview: Preview | None = None,
     created_ms: Time | None = None,
-    activity_ms: Time | None = None,
 ) -> bool:
-    """Make a session as it was elsewhere, unless it is there, and say whether it was made.
+    """Make a session that was begun elsewhere, unless it is there, and say whether it was made.
 
-    Its events come later and change it as events do. Times are in milliseconds since 1970 in UTC, now where they are
-    not told. Raises `RoomNotFoundError`, `InvalidRequestError` where a session is its own parent.
+    Its events come later and change it as events do; `restore_standing` tells how it stands behind them. `created_ms`
+    is in milliseconds since 1970 in UTC, now where it is not told. Raises `RoomNotFoundError`, and
+    `InvalidRequestError` for a parent that `upsert_session` refuses.
     """
-    check_parent(session, parent)
     if find_session(tx, session) is not None:
         return False
+    own_root = _root_of(tx, session, parent, root)
     standing = read_standing(tx, session)
     room_id = require_room(tx, room).id
-    now = tx.now_ms()
-    active_ms = now if activity_ms is None else activity_ms
-    standing.save(tx, room_id, active_ms, status, "", Noted(status, first_preview or ""))
-    made_ms = active_ms if created_ms is None else created_ms
-    tx.execute(_COMPLETE, (parent, root or parent or session, runtime_binding, made_ms, standing.number))
+    now = tx.now_ms() if created_ms is None else created_ms
+    standing.save(tx, room_id, now, None, "", Noted())
+    tx.execute(_ADOPT, (parent, own_root, standing.number))
+    move_below(tx, session, session, own_root)
     return True
+
+
+@store.write
+def restore_standing(
+    tx: Transaction, session: Name, room: Name, last: Cursor, shown: Shown, made: Made | None = None
+) -> bool:
+    """Have a session stand as it does elsewhere, unless it went on here, and say whether that changed anything.
+
+    `last` is the stream id, here, of the last event that both have, 0 for none; `room` is the session's. Where
+    another event is its last one here, or its activity here is later than told, what happened here is newer and stays.
+    `made` is None for a session that only output without a room named. Raises `RoomNotFoundError`, and
+    `InvalidRequestError` for a parent that `upsert_session` refuses.
+    """
+    require_room(tx, room)
+    rows = tx.query(_FOUND, (session,)).rows
+    wanted = msgspec.structs.astuple(shown)
+    if made is not None:
+        made = msgspec.structs.replace(made, root=_root_of(tx, session, made.parent, made.root))
+        wanted = (room, *msgspec.structs.astuple(made), *wanted)
+    old_root = session
+    if rows:
+        *row, stored_last = rows[0]
+        old_root = row[2] or session
+        found = tuple(row)
+        if (stored_last or 0) != last or _is_later(found, shown, made):
+            return False
+        if found[-len(wanted) :] == wanted:
+            return False
+    elif last:
+        return False
+    standing = read_standing(tx, session)
+    standing.save(tx, room, shown.activity_ms, None, "", None if made is None else Noted())
+    tx.execute(_SHOW if made is None else _SET, (*wanted, standing.number))
+    if made is not None:
+        move_below(tx, session, old_root, made.root)
+    return True
+
+
+def _root_of(tx: Transaction, session: str, parent: str | None, told: str | None) -> str:
+    """The root of a session: that of its parent where this is stored here, else what is told."""
+    if parent is None:
+        return session
+    root = root_below(tx, session, parent)
+    return told or parent if find_session(tx, parent) is None else root
+
+
+def _is_later(found: tuple[object, ...], shown: Shown, made: Made | None) -> bool:
+    """Whether a session that was found, by the columns of `_FOUND`, was active later than is told."""
+    activity_ms, shown_ms = found[6], found[10]
+    assert isinstance(shown_ms, int)
+    if isinstance(activity_ms, int) and (made is None or activity_ms > made.activity_ms):
+        return True
+    return shown_ms > shown.activity_ms

@@ -4,7 +4,12 @@ from typing import Any, Final
 
 from ..protocol.errors import InvalidRequestError
 from ..transaction import Transaction
-from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
+from .bounds import (
+    PAGE_BYTES_DEFAULT,
+    PAGE_ROWS_DEFAULT,
+    SESSION_DEPTH_MAX,
+    SESSIONS_MOVED_COUNT_MAX,
+)
 from .errors import SessionNotFoundError
 from .pages import Listing
 from .records import Binding, Cursor, Name, Page, PageBytes, PageRows, Session, Status, Time
@@ -14,6 +19,21 @@ from .standing import Noted, read_standing
 _COLUMNS: Final = "session_number, id, room_id, parent_id, root_id, status, runtime_binding, first_preview, activity_ms, created_ms"
 _ONE: Final = f"select {_COLUMNS} from conversation_sessions where id = ? and session_number is not null"  # noqa: S608 - of constants
 _ADOPT: Final = "update conversation_sessions set parent_id = ?, root_id = ? where number = ?"
+_ABOVE: Final = (
+    "select parent_id, root_id from conversation_sessions where id = ? and session_number is not null"
+)
+_OF_ROOT: Final = (
+    "select number from conversation_sessions where root_id = :old_root and parent_id is not null"
+)
+_BELOW: Final = (
+    "with recursive below(number, id) as (select number, id from conversation_sessions where parent_id = :session"
+    " union select s.number, s.id from below join conversation_sessions s on s.parent_id = below.id)"
+    " select number from below"
+)
+_COUNT: Final = "select count(*) from ({below} limit :count_max)"
+_MOVE: Final = (
+    "update conversation_sessions set root_id = :root where root_id = :old_root and number in ({below})"
+)
 _BIND: Final = "update conversation_sessions set runtime_binding = ? where number = ?"
 _BEGINNING: Final = "select id from conversation_sessions where id >= ? and id < ? order by id limit ?"
 _TEXTS: Final = "id, room_id, parent_id, root_id, status, runtime_binding, first_preview"
@@ -41,10 +61,50 @@ def require_session(tx: Transaction, session: str) -> Session:
     return found
 
 
-def check_parent(session: str, parent: str | None) -> None:
-    """Raise `InvalidRequestError` where a session is its own parent."""
-    if parent == session:
-        raise InvalidRequestError(f"the session {session!r} cannot be its own parent")
+def root_below(tx: Transaction, session: str, parent: str) -> str:
+    """The root of a session with this parent: that of the highest session above it that is stored.
+
+    Raises `InvalidRequestError` where the session is its own parent or stands above it, or too many sessions do.
+    """
+    root, above = parent, parent
+    for _ in range(SESSION_DEPTH_MAX):
+        if above == session:
+            raise InvalidRequestError(
+                f"the session {parent!r} cannot be the parent of {session!r}, which is itself or stands above it",
+                details={"session": session, "parent": parent},
+            )
+        rows = tx.query(_ABOVE, (above,)).rows
+        if not rows:
+            return root
+        higher, root = rows[0][0], str(rows[0][1])
+        if higher is None:
+            return root
+        above = str(higher)
+    raise InvalidRequestError(
+        f"over {SESSION_DEPTH_MAX} sessions stand above {session!r}, or above one another in a ring",
+        details={"session": session, "parent": parent, "session_depth_max": SESSION_DEPTH_MAX},
+    )
+
+
+def move_below(tx: Transaction, session: str, old_root: str, root: str) -> None:
+    """Give the sessions below one whose root was `old_root` its new root.
+
+    Raises `InvalidRequestError` where they are too many for one request.
+    """
+    if old_root == root:
+        return
+    # Below a root stand all that have it, also those whose parent is not stored.
+    below, parameters = _OF_ROOT, {"old_root": old_root}
+    if old_root != session:
+        below, parameters = _BELOW, {"old_root": old_root, "session": session}
+    count = tx.scalar(_COUNT.format(below=below), {**parameters, "count_max": SESSIONS_MOVED_COUNT_MAX + 1})
+    if count > SESSIONS_MOVED_COUNT_MAX:
+        raise InvalidRequestError(
+            f"over {SESSIONS_MOVED_COUNT_MAX} sessions stand below {session!r}, so that it keeps its place; name a"
+            " session's parent before many stand below it",
+            details={"session": session, "sessions_moved_max": SESSIONS_MOVED_COUNT_MAX},
+        )
+    tx.execute(_MOVE.format(below=below), {**parameters, "root": root})
 
 
 @store.write
@@ -60,11 +120,15 @@ def upsert_session(
     """Make a session, or change what is given of one; None leaves it as it is.
 
     A new session is `idle` and stands in the default room unless it is told otherwise. Its root is that of its
-    `parent`, or that one itself where it is not stored. `activity_ms` is when this happened, in milliseconds since
-    1970 in UTC, now where it is not told; the last activity never goes back. Raises `RoomNotFoundError`, and `InvalidRequestError` where a
-    session is its own parent or stands in another room: its messages are numbered there.
+    `parent`, or that one itself where it is not stored; sessions below it that are stored get the same root.
+    `activity_ms` is when this happened, in milliseconds since 1970 in UTC, now where it is not told; the last activity
+    never goes back.
+
+    Raises `RoomNotFoundError`, and `InvalidRequestError` where the session stands in another room (its messages are
+    numbered there), where it is its own parent or stands above that one, and where over 1,000 sessions stand above it or
+    over 10,000 that would move with it stand below it.
     """
-    check_parent(session, parent)
+    root = None if parent is None else root_below(tx, session, parent)
     standing = read_standing(tx, session)
     room_id = standing.room_of(tx, room)
     if standing.session_number is not None and room_id != standing.own_room:
@@ -75,9 +139,10 @@ def upsert_session(
     standing.save(tx, room_id, now, status, "", Noted(status))
     if runtime_binding is not None:
         tx.execute(_BIND, (runtime_binding, standing.number))
-    if parent is not None:
-        above = find_session(tx, parent)
-        tx.execute(_ADOPT, (parent, parent if above is None else above.root, standing.number))
+    if root is not None:
+        old_root = require_session(tx, session).root
+        tx.execute(_ADOPT, (parent, root, standing.number))
+        move_below(tx, session, old_root, root)
     return require_session(tx, session)
 
 

@@ -24,6 +24,13 @@ COLLISION: Final = "output_identity_collision"
 
 BODY_FIELD_DEFAULT: Final = "body"
 
+_ABORTED: Final = frozenset(("aborted", "canceled", "cancelled", "interrupted"))
+_SUCCEEDED: Final = frozenset(
+    ("complete", "completed", "done", "finished", "ok", "succeeded", "success", "successful")
+)
+_FAILED_FLAGS: Final = ("is_error", "failed")
+_SUCCEEDED_FLAGS: Final = ("success", "succeeded", "ok")
+
 Fields = Mapping[str, Any]
 
 
@@ -105,9 +112,23 @@ def execution_phase(fields: Fields) -> Literal["queued", "complete"]:
 
 
 def compaction_outcome(fields: Fields) -> Literal["complete", "aborted", "failed"]:
-    """Whether a compaction that ended did what it should."""
-    if fields.get("aborted") is True or fields.get("status") in ("aborted", "cancelled"):
+    """Whether a compaction that ended did what it should, by what the event and its result say.
+
+    A status that is told says so only where it is a word for success.
+    """
+    result = fields.get("result")
+    said = (fields, result) if isinstance(result, Mapping) else (fields,)
+    outcomes = {_outcome(each) for each in said}
+    if "aborted" in outcomes:
         return "aborted"
-    if fields.get("error") or fields.get("status") in ("failed", "error"):
+    return "failed" if "failed" in outcomes else "complete"
+
+
+def _outcome(said: Fields) -> Literal["complete", "aborted", "failed"]:
+    status = (text_of(said, "status") or COMPLETE).casefold()
+    if status in _ABORTED or any(said.get(word) is True for word in _ABORTED):
+        return "aborted"
+    has_failed = said.get("error") or any(said.get(flag) is True for flag in _FAILED_FLAGS)
+    if status not in _SUCCEEDED or has_failed or any(said.get(flag) is False for flag in _SUCCEEDED_FLAGS):
         return "failed"
     return "complete"

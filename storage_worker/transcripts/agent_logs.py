@@ -1,7 +1,8 @@
 """Session logs of coding agents: a JSON record a line, with its id, that of its parent, its session and its time.
 
 A record's message holds a text, or blocks: text, thinking, tool uses, tool results and images. Such a log grows while
-its session goes on: records are known by their ids, so that importing it again adds what has come.
+its session goes on: records are known by their ids, so that importing it again adds what has come. A session may have
+several files: one that was resumed, and those of its sub-agents.
 """
 
 import hashlib
@@ -13,11 +14,12 @@ from typing import Any, Final
 
 import msgspec
 
-from ..conversation.bounds import NAME_CHARS_MAX
+from ..conversation.bounds import NAME_CHARS_MAX, TIME_MS_MAX
 from .contents import attachments, message_parts
 from .files import LINES_TRIED, SourceFile, add_span, read_lines, value_or_problem
 from .records import (
     RECORD,
+    FilePart,
     Part,
     Path,
     Problem,
@@ -25,6 +27,7 @@ from .records import (
     Span,
     Transcript,
     body_path,
+    canonical,
     name_in,
     names,
 )
@@ -43,6 +46,7 @@ class _Head(msgspec.Struct):
     sessionId: Any = None  # noqa: N815
     uuid: Any = None
     type: Any = None
+    timestamp: Any = None
 
 
 _head: Final = msgspec.json.Decoder(_Head).decode
@@ -59,6 +63,7 @@ def recognises(source: SourceFile) -> bool:
 def sessions(source: SourceFile) -> Iterator[Transcript | Problem]:
     """A session for each session id; a line without one belongs to the session of the line before it."""
     spans: dict[str, list[Span]] = {}
+    began: dict[str, int] = {}
     current: str | None = None
     early: list[Span] = []
     for span, head in _lines(source.path):
@@ -71,8 +76,24 @@ def sessions(source: SourceFile) -> Iterator[Transcript | Problem]:
             continue
         add_span(spans.setdefault(current, early), span)
         early = []
+        if current not in began and (at := time_of(head.timestamp)) is not None:
+            began[current] = at
     for session, found in spans.items():
-        yield Transcript(format=NAME, path=source.path, session=session, room=ROOM, title=TITLE, spans=found)
+        yield Transcript(
+            format=NAME,
+            path=source.path,
+            session=session,
+            room=ROOM,
+            title=TITLE,
+            spans=found,
+            began_ms=began.get(session),
+        )
+
+
+def joined(found: list[Transcript]) -> Transcript:
+    """One session of what several files hold of it: the file that began first comes first, whatever was named first."""
+    first, *others = sorted(found, key=lambda each: (each.began_ms or 0, each.path))
+    return msgspec.structs.replace(first, beside=[FilePart(each.path, each.spans) for each in others])
 
 
 def _lines(path: str) -> Iterator[tuple[Span | Problem, _Head]]:
@@ -89,25 +110,56 @@ def _lines(path: str) -> Iterator[tuple[Span | Problem, _Head]]:
 
 
 def read(transcript: Transcript) -> Iterator[Record | Problem]:
-    """The records of a session, as they stand in the log; blank lines are none."""
+    """The records of a session, as they stand in its logs, each once; blank lines are none."""
+    met: dict[str, bytes] = {}
+    for part in transcript.parts:
+        for found in _records(part):
+            if isinstance(found, Problem):
+                yield found
+                continue
+            content = _content_of(found.value)
+            if found.id not in met:
+                met[found.id] = content
+                yield found
+            elif met[found.id] != content:
+                yield Problem(part.path, found.line, f"record {found.id} was there before with other content")
+
+
+def _content_of(record: dict[str, Any]) -> bytes:
+    try:
+        return hashlib.sha256(canonical(record)).digest()
+    except RecursionError:
+        # Nobody can store it, which is told where that is tried.
+        return b""
+
+
+def _records(part: FilePart) -> Iterator[Record | Problem]:
+    """The records of one file.
+
+    One without an id is known by what it says and by the record with an id that it follows, and in front of these by
+    the first id of the file: so it stays the same when the log grows or is copied, and an equal line that another
+    file has elsewhere is another record.
+    """
+    behind = _first_id(part.path)
     met: Counter[str] = Counter()
-    for found in read_lines(transcript.path, transcript.spans):
+    for found in read_lines(part.path, part.spans):
         if isinstance(found, Problem):
             yield found
             continue
         line, raw = found.span.line, found.raw
         if not raw.strip():
             continue
-        value = value_or_problem(transcript.path, line, raw, dict)
+        value = value_or_problem(part.path, line, raw, dict)
         if isinstance(value, Problem):
             yield value
             continue
-        own = name_in(value.get("uuid"))
-        if own is None or len(own) > NAME_CHARS_MAX // 2:
-            # Known by what it says: lines are only added behind it.
-            mark = hashlib.sha256(raw).hexdigest()[:CONTENT_CHARS]
+        own = _id_of(value.get("uuid"))
+        if own is None:
+            mark = hashlib.sha256(f"{behind}\n".encode() + raw).hexdigest()[:CONTENT_CHARS]
             met[mark] += 1
             own = f"{mark}.{met[mark]}"
+        else:
+            behind = own
         yield Record(
             id=own,
             line=line,
@@ -115,17 +167,32 @@ def read(transcript: Transcript) -> Iterator[Record | Problem]:
             parts=_parts(value),
             actor=name_in(value.get("type")) or "",
             created_ms=time_of(value.get("timestamp")),
+            path=part.path,
         )
 
 
+def _id_of(uuid: Any) -> str | None:
+    """The id that a record has itself, None where it has none that can stand in those of its events."""
+    own = name_in(uuid)
+    return None if own is None or len(own) > NAME_CHARS_MAX // 2 else own
+
+
+def _first_id(path: str) -> str:
+    """The first id in a file, of whatever session: it stays when the file grows."""
+    return next((own for _, head in _lines(path) if (own := _id_of(head.uuid)) is not None), "")
+
+
 def time_of(timestamp: Any) -> int | None:
-    """Milliseconds since 1970 in UTC of a time in ISO 8601, UTC where it names no zone; None for anything else."""
+    """Milliseconds since 1970 in UTC of a time in ISO 8601, UTC where it names no zone; None for anything else.
+
+    One that the store cannot hold is the first or the last one that it can.
+    """
     if not isinstance(timestamp, str):
         return None
     try:
         found = datetime.fromisoformat(timestamp)
         found = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
-        return max(0, round(found.timestamp() * 1000))
+        return min(TIME_MS_MAX, max(0, round(found.timestamp() * 1000)))
     except (ValueError, OverflowError):
         return None
 

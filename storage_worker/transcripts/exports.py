@@ -1,8 +1,9 @@
 """Our own form of what the store holds: JSON lines of rooms, sessions, payloads and events, with everything they say.
 
 A head comes first. A room stands before the first event in it, a session before its own, and a payload, in parts of
-bounded size, before the first event whose body it is. Events stand in the order of the log. The last line says how many
-there are: where it is missing the export was cut off.
+bounded size, before the first event whose body it is, or a line that says why it is missing. Events stand in the order
+of the log. Behind them stands how each session stands, and the last line says how many events there are: where it is
+missing the export was cut off.
 """
 
 from collections.abc import Iterator
@@ -42,10 +43,18 @@ class RoomLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=
 
 
 class SessionLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="session"):
-    """A session."""
+    """A session as it was made; its events change it."""
 
     id: str
     room: str
+    parent: str | None
+    root: str
+    created_ms: int
+
+
+class MadeFields(msgspec.Struct, frozen=True, kw_only=True):
+    """What is stored of a session that was made."""
+
     parent: str | None
     root: str
     status: str
@@ -53,6 +62,20 @@ class SessionLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     first_preview: str | None
     activity_ms: int
     created_ms: int
+
+
+class StandingLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="standing"):
+    """How a session stands behind its events: what lists show of it, and itself.
+
+    `made` is None where only output without a room named it.
+    """
+
+    session: str
+    room: str
+    shown_status: str
+    shown_preview: str
+    shown_activity_ms: int
+    made: MadeFields | None
 
 
 class PayloadLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="payload"):
@@ -66,8 +89,31 @@ class PayloadLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", t
     data: bytes
 
 
+class MissingLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="missing"):
+    """A payload that could not be read, also where parts of it stand before this; `reason` says why."""
+
+    sha256: str
+    content_type: str
+    retention_class: str
+    size_bytes: int
+    reason: str
+
+
+class MessageRoot(msgspec.Struct, frozen=True, kw_only=True):
+    """A message by what it is known by in any store: its id, and the place and time of its event."""
+
+    id: str
+    session: str
+    sequence: int
+    created_ms: int
+
+
 class MessageFields(msgspec.Struct, frozen=True, kw_only=True):
-    """What a message says beside its event."""
+    """What a message says beside its event.
+
+    `thread_root` is the number in the room of the message that its thread begins with, `root` which message that is,
+    None where there is none with this number.
+    """
 
     id: str
     number: int
@@ -78,6 +124,7 @@ class MessageFields(msgspec.Struct, frozen=True, kw_only=True):
     source: str | None
     agent_key: str | None
     thread_root: int | None
+    root: MessageRoot | None
     status: str
 
 
@@ -89,12 +136,17 @@ class PayloadIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="event"):
-    """An event; `attributes` is its JSON object, `body` its text (canonical JSON where `content_type` says so)."""
+    """An event; `attributes` is its JSON object, `body` its text (canonical JSON where `content_type` says so).
+
+    Both are as they arrived; what the store said beside them is `added`. `room_named` is false where the caller left it
+    to the store which room it is.
+    """
 
     stream_id: int
     session: str
     sequence: int
     room: str
+    room_named: bool
     actor: str
     type: str
     event_id: str | None
@@ -105,6 +157,7 @@ class EventLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag
     idempotency_key: str | None
     provenance: dict[str, Any] | None
     attributes: dict[str, Any]
+    added: dict[str, Any]
     content_type: str | None
     body: str | None
     payload: PayloadIdentity | None
@@ -120,7 +173,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="end"
     events: int
 
 
-Line = Head | RoomLine | SessionLine | PayloadLine | EventLine | End
+Line = Head | RoomLine | SessionLine | PayloadLine | MissingLine | EventLine | StandingLine | End
 
 PayloadKey = tuple[str, str | None, str]
 """What tells a payload from any other: its SHA-256, its content type and its retention class."""
@@ -198,15 +251,18 @@ class _Rooms:
 
     def add(self, place: _Place, span: Span) -> str | None:
         """Take in the next line; what is wrong with it, or None."""
-        if place.kind == "payload":
+        if place.kind in ("payload", "missing"):
             key = (place.sha256, place.content_type, place.retention_class)
-            if place.offset == 0:
+            if place.kind == "payload" and place.offset == 0:
                 self._payloads[key] = []
             add_span(self._payloads.setdefault(key, []), span)
         elif place.kind == "room":
             self._spans_of(place.id).append(span)
         elif place.kind == "session":
             self._join(f"session {place.id}", f"room {place.room}")
+            self._spans_of(place.room or "").append(span)
+        elif place.kind == "standing":
+            self._join(f"session {place.session}", f"room {place.room}")
             self._spans_of(place.room or "").append(span)
         elif place.kind == "event":
             self._events += 1

@@ -34,6 +34,8 @@ _STRUCTURE: Final = re.compile(rb'["\[\]{}]')
 _STRING_END: Final = re.compile(rb'["\\]')
 _SPACE: Final = b" \t\r\n"
 _BETWEEN_ITEMS: Final = _SPACE + b","
+_FILE_END: Final = b"\0"
+"""Stands between files where they are hashed: no JSON has this byte."""
 _STRAY: Final = 0
 """Stands for what is neither a bracket nor inside an item."""
 
@@ -340,13 +342,16 @@ def _skip_line(file: BinaryIO, left: int) -> int:
 
 
 def content_of(transcript: Transcript) -> str:
-    """What tells the content of a transcript from any other: the SHA-256 of its part of the file, in hex."""
+    """What tells the content of a transcript from any other: the SHA-256 of its parts of files, in hex."""
     whole = hashlib.sha256()
-    with open(transcript.path, "rb") as file:
-        for span in transcript.spans:
-            file.seek(span.offset)
-            left = span.length
-            while left and (chunk := file.read(min(left, CHUNK_BYTES))):
-                whole.update(chunk)
-                left -= len(chunk)
+    for number, part in enumerate(transcript.parts):
+        if number:
+            whole.update(_FILE_END)
+        with open(part.path, "rb") as file:
+            for span in part.spans:
+                file.seek(span.offset)
+                left = span.length
+                while left and (chunk := file.read(min(left, CHUNK_BYTES))):
+                    whole.update(chunk)
+                    left -= len(chunk)
     return whole.hexdigest()

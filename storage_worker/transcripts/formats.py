@@ -2,14 +2,16 @@
 
 import os
 import stat
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, TypeVar
 
 import msgspec
 
 from . import agent_logs, chats, dialogues, exports, linked, room_logs, trees
 from .files import SourceFile, open_source
 from .records import Problem, Record, Transcript
+
+T = TypeVar("T")
 
 
 class Format(msgspec.Struct, frozen=True):
@@ -91,13 +93,32 @@ def shown(path: str) -> str:
     return path.encode(errors="surrogateescape").decode(errors="backslashreplace")
 
 
-def transcripts(path: str) -> Iterator[Transcript | Problem | Skipped]:
-    """The sessions of a file, or of all files in a folder and below it."""
+def transcripts(*paths: str) -> Iterator[Transcript | Problem | Skipped]:
+    """The sessions of files, and of all files in folders and below them, each session once."""
+    return joined(each for path in paths for each in _transcripts_at(path))
+
+
+def _transcripts_at(path: str) -> Iterator[Transcript | Problem | Skipped]:
     for found in files_of(path):
         if isinstance(found, str):
             yield from transcripts_in(found, is_named=found == path)
         else:
             yield found
+
+
+def joined(found: Iterable[T]) -> Iterator[T | Transcript]:
+    """What was found, with what several files hold of one session put together behind all else.
+
+    Only agents name their sessions themselves. All other sessions are named by the content of their file, and stand
+    in one.
+    """
+    held: dict[str, list[Transcript]] = {}
+    for each in found:
+        if isinstance(each, Transcript) and each.format == agent_logs.NAME:
+            held.setdefault(each.session, []).append(each)
+        else:
+            yield each
+    yield from map(agent_logs.joined, held.values())
 
 
 def transcripts_in(path: str, *, is_named: bool) -> Iterator[Transcript | Problem | Skipped]:

@@ -42,11 +42,19 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
     line: int
 
 
+class FilePart(msgspec.Struct, frozen=True, array_like=True):
+    """What one file holds of a session: its parts, in their order."""
+
+    path: str
+    spans: list[Span]
+
+
 class Transcript(msgspec.Struct, frozen=True, kw_only=True):
-    """One session of a file, which is one piece of work.
+    """One session, which is one piece of work.
 
     `format` is the name of its format, `session` and `room` are ids, `title` is that of the room; `spans` are the
-    parts of the file at `path` that it is made of.
+    parts of the file at `path` that it is made of, and `beside` those of other files, which follow. `began_ms` is
+    the first time that the file tells, None where none is needed to put several files in order.
     """
 
     format: str
@@ -55,11 +63,18 @@ class Transcript(msgspec.Struct, frozen=True, kw_only=True):
     room: str
     title: str
     spans: list[Span]
+    beside: list[FilePart] = []
+    began_ms: int | None = None
+
+    @property
+    def parts(self) -> list[FilePart]:
+        """All that it is made of, a part for each file."""
+        return [FilePart(self.path, self.spans), *self.beside]
 
     @property
     def size_bytes(self) -> int:
-        """How much of the file it is."""
-        return sum(span.length for span in self.spans)
+        """How much of the files it is."""
+        return sum(span.length for part in self.parts for span in part.spans)
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -92,7 +107,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     `id` is unique in the session; `value` is what it says, `parts` are its events, at least one; `actor` is who says
     it, `created_ms` when, in milliseconds since 1970 in UTC, None where that is not known; `thread` is the id of
-    the record whose message its thread begins with.
+    the record whose message its thread begins with; `path` is the file it stands in, where its session has several.
     """
 
     id: str
@@ -102,6 +117,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     actor: str = ""
     created_ms: int | None = None
     thread: str | None = None
+    path: str | None = None
 
 
 class JSONBody(msgspec.Struct, frozen=True):
@@ -252,15 +268,15 @@ def is_base64(text: Any) -> bool:
 
 
 def records_of(pieces: Iterable[Piece]) -> Iterator[tuple[str, Any]]:
-    """The records, with their ids, that events were made of; each record's events follow each other."""
-    gathered: list[Piece] = []
+    """The records of a session, with their ids, that events were made of, in the order of their first events.
+
+    Other events may stand between those of one record: an import that was broken off there went on later.
+    """
+    gathered: dict[str, list[Piece]] = {}
     for piece in pieces:
-        if gathered and gathered[0].source["record"] != piece.source["record"]:
-            yield _assemble(gathered)
-            gathered = []
-        gathered.append(piece)
-    if gathered:
-        yield _assemble(gathered)
+        gathered.setdefault(piece.source["record"], []).append(piece)
+    for found in gathered.values():
+        yield _assemble(found)
 
 
 def _assemble(pieces: list[Piece]) -> tuple[str, Any]:

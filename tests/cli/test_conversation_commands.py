@@ -98,7 +98,7 @@ def test_an_export_is_imported_into_another_database(imported: Path, tmp_path: P
     assert run("export", imported, file).exit_code == 0
     one = run("export", imported, "--session", "session-1")
     kinds = {json.loads(line)["kind"] for line in one.stdout.splitlines()}
-    assert kinds == {"storage-worker-export", "room", "session", "payload", "event", "end"}
+    assert kinds == {"storage-worker-export", "room", "session", "payload", "event", "standing", "end"}
     done = run("import", other, file, "--processes", 1)
     assert done.exit_code == 0
     assert "export" in done.output
@@ -111,6 +111,23 @@ def test_an_export_is_imported_into_another_database(imported: Path, tmp_path: P
         assert found == wanted
     finally:
         assert run("stop", other).exit_code == 0
+
+
+def test_an_export_tells_of_payloads_that_are_missing(imported: Path, tmp_path: Path) -> None:
+    payloads = [each for each in Path(f"{imported}-sw", "payloads").rglob("*") if each.is_file()]
+    for payload in payloads:
+        payload.write_bytes(b"damaged")
+    file = tmp_path / "all.jsonl"
+    done = run("export", imported, file)
+    assert done.exit_code == 1
+    lines = [json.loads(line) for line in file.read_bytes().splitlines()]
+    missing = [number for number, line in enumerate(lines, 1) if line["kind"] == "missing"]
+    assert len(missing) == len(payloads)
+    for number, told in zip(missing, done.stderr.splitlines(), strict=True):
+        assert told.startswith(f"the export:{number}: the payload {lines[number - 1]['sha256']}")
+    # Its own store has all events already.
+    again = run_json("import", imported, file, "--processes", 1)
+    assert (again["total"]["added"], again["problems"]) == (0, [])
 
 
 def test_a_failed_export_leaves_the_file_and_the_database(imported: Path, tmp_path: Path) -> None:

@@ -93,14 +93,37 @@ def test_other_content_is_a_conflict(desk: Desk, known_by: dict[str, str], chang
     assert len(desk.events()) == 1
 
 
-def test_a_transaction_belongs_to_one_session_and_one_event_id(desk: Desk) -> None:
-    desk.append(room=ROOM, client_transaction_id="t", event_id="e")
-    assert not desk.append(room=ROOM, client_transaction_id="t").created
-    with pytest.raises(EventConflictError):
-        desk.append(room=ROOM, client_transaction_id="t", event_id="f")
+def test_a_transaction_belongs_to_one_session(desk: Desk) -> None:
+    first = desk.append(room=ROOM, client_transaction_id="t", event_id="e")
+    for told in (None, "e", "made anew for the repeat"):
+        again = desk.append(room=ROOM, client_transaction_id="t", event_id=told)
+        assert (again.created, again.stream_id, again.event_id) == (False, first.stream_id, "e")
     with pytest.raises(EventConflictError):
         desk.append(session="other", room=ROOM, client_transaction_id="t")
-    assert not desk.append(room=ROOM, client_transaction_id="u", event_id="e").created
+
+
+@pytest.mark.parametrize("first", [None, "t"])
+def test_an_event_id_belongs_to_one_transaction(desk: Desk, first: str | None) -> None:
+    desk.append(room=ROOM, client_transaction_id=first, event_id="e")
+    desk.admit(room=ROOM, client_transaction_id=first and "for a message", event_id="m")
+    assert not desk.append(room=ROOM, event_id="e").created
+    with pytest.raises(EventConflictError):
+        desk.append(room=ROOM, event_id="e", client_transaction_id="u")
+    with pytest.raises(EventConflictError):
+        desk.admit(room=ROOM, event_id="m", client_transaction_id="u")
+    # Whatever was answered with an event is found by its transaction; this one has none.
+    assert conversation.find.handler(desk.tx, "u", room=ROOM) is None
+    assert desk.append("another", room=ROOM, client_transaction_id="u").created
+
+
+@pytest.mark.parametrize("known_by", [{"client_transaction_id": "t"}, {"event_id": "e"}])
+@pytest.mark.parametrize("told", [(None, "s"), ("s", None)])
+def test_the_aggregate_of_an_event_is_its_session_told_or_not(
+    desk: Desk, known_by: dict[str, str], told: tuple[str | None, str | None]
+) -> None:
+    first, again = (desk.append(aggregate_id=each, **known_by) for each in told)
+    assert (first.created, again.created) == (True, False)
+    assert desk.events()[0].aggregate_id == "s"
 
 
 def test_equal_content_with_two_ids_is_two_events(desk: Desk) -> None:
@@ -159,7 +182,9 @@ def test_what_is_over_the_bound_is_refused(desk: Desk) -> None:
         {"body": "\N{GRINNING FACE}" * (INLINE_BYTES_MAX // 4 + 1)},
         {"attributes": {"a": "x" * INLINE_BYTES_MAX}},
     ):
-        with pytest.raises(RequestTooLargeError, match="payload store"):
+        with pytest.raises(
+            RequestTooLargeError, match="payload_client.put" if "body" in options else "into the event.s body"
+        ):
             desk.append(**options)
     assert desk.events() == []
 

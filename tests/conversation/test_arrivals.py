@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -6,7 +7,7 @@ from storage_worker import conversation
 from storage_worker.conversation import EventConflictError, RoomNotFoundError, RoomReadOnlyError, Sender
 from storage_worker.conversation.records import PayloadRef
 
-from .desk import ROOM, Desk, everything, reference_to
+from .desk import ROOM, Desk, desk_at, everything, reference_to
 
 
 def test_a_message_comes_in(desk: Desk) -> None:
@@ -72,6 +73,21 @@ def test_a_repeat_returns_the_first_and_changes_nothing(desk: Desk) -> None:
         assert (desk.events(), desk.messages(), desk.session(), desk.navigation()) == before
 
 
+@pytest.mark.parametrize("arrive", ["admit", "ingest_user"])
+def test_a_message_of_a_transaction_has_the_same_ids_in_every_store(
+    desk: Desk, tmp_path: Path, arrive: str
+) -> None:
+    known_by = {"room": ROOM, "actor": "a", "client_transaction_id": "t"}
+    with desk_at(tmp_path / "other.db") as other:
+        here, there = (getattr(each, arrive)("x", **known_by) for each in (desk, other))
+    assert (here.event_id, here.message_id) == (there.event_id, there.message_id)
+    repeat = getattr(desk, arrive)("x", event_id="made anew for the repeat", **known_by)
+    assert (repeat.created, repeat.event_id) == (False, here.event_id)
+    others = [known_by | {each: "other"} for each in ("actor", "client_transaction_id")]
+    assert len({here.event_id, *(getattr(desk, arrive)("x", **each).event_id for each in others)}) == 3
+    assert getattr(desk, arrive)("x").event_id != getattr(desk, arrive)("x").event_id
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -81,7 +97,6 @@ def test_a_repeat_returns_the_first_and_changes_nothing(desk: Desk) -> None:
         {"sender": Sender("other")},
         {"thread_root": 7},
         {"attributes": {"a": 1}},
-        {"event_id": "other"},
         {"session": "other"},
     ],
 )

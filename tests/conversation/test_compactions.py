@@ -2,6 +2,9 @@ from typing import Any
 
 import pytest
 
+from storage_worker.conversation.bounds import BASIS_CHARS_MAX
+from storage_worker.protocol.errors import InvalidRequestError
+
 from .desk import Desk
 
 
@@ -49,13 +52,45 @@ def test_a_successful_compaction_is_a_boundary(desk: Desk) -> None:
         {"status": "failed"},
         {"error": "no room"},
         {"error": {"message": "no"}},
+        {"is_error": True},
+        {"success": False},
+        {"canceled": True},
+        {"interrupted": True},
+        {"status": "canceled"},
+        {"status": "Interrupted"},
+        {"status": "timeout"},
+        {"status": "no such word"},
+        {"result": {"aborted": True}},
+        {"result": {"success": False, "tokens_before": 5}},
+        {"result": {"error": "no room"}},
+        {"status": "complete", "result": {"status": "failed"}},
+        {"statistics": {"own": 1}, "aborted": True},
     ],
 )
 def test_what_did_not_succeed_is_no_boundary(desk: Desk, fields: dict[str, Any]) -> None:
     tool(desk, 500)
-    assert compact(desk, **fields) is None
+    assert compact(desk, **fields) == fields.get("statistics")
     tool(desk, 7)
     assert compact(desk)["tools_finished"] == 2
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"status": "complete"},
+        {"status": "Completed"},
+        {"status": "success"},
+        {"status": "ok", "result": {"status": "done"}},
+        {"status": ""},
+        {"status": 5},
+        {"is_error": False, "success": True, "aborted": False, "error": None},
+        {"result": "a text"},
+    ],
+)
+def test_what_succeeded_is_a_boundary_however_it_says_so(desk: Desk, fields: dict[str, Any]) -> None:
+    tool(desk)
+    assert compact(desk, **fields) == {"tools_finished": 1}
+    assert compact(desk) == {"tools_finished": 0}
 
 
 def test_statistics_that_are_told_stay_and_are_a_boundary(desk: Desk) -> None:
@@ -64,13 +99,33 @@ def test_statistics_that_are_told_stay_and_are_a_boundary(desk: Desk) -> None:
     assert compact(desk) == {"tools_finished": 0}
 
 
-@pytest.mark.parametrize("figure", [-1, -0.5, "12", True, None, [1], float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "figure", [-1, -0.5, "12", "", True, False, None, [1], {"output_tokens": 1}, 2**64, -(2**70), 10**400]
+)
 def test_a_figure_that_is_none_is_left_out(desk: Desk, figure: object) -> None:
-    if isinstance(figure, float) and figure != -0.5:
-        # JSON has no word for these; such a metric never gets as far as the store.
-        return
-    tool(desk, figure)
+    desk.output("tool_execution_finished", metrics={"output_tokens": figure, "output_tokens_basis": "x"})
     assert compact(desk, result={"tokens_before": figure}) == {"tools_finished": 1}
+
+
+@pytest.mark.parametrize("fields", [{}, {"metrics": None}, {"metrics": {}}, {"metrics": [1]}])
+def test_figures_that_are_missing_are_left_out(desk: Desk, fields: dict[str, Any]) -> None:
+    desk.output("tool_execution_finished", **fields)
+    assert compact(desk, result={}) == {"tools_finished": 1}
+
+
+@pytest.mark.parametrize("figure", [float("nan"), float("inf"), float("-inf")])
+def test_what_json_cannot_say_is_refused_and_counts_nothing(desk: Desk, figure: float) -> None:
+    with pytest.raises(InvalidRequestError):
+        tool(desk, figure)
+    with pytest.raises(InvalidRequestError):
+        compact(desk, result={"tokens_before": figure})
+    assert compact(desk) == {"tools_finished": 0}
+
+
+def test_a_basis_is_cut(desk: Desk) -> None:
+    tool(desk, 5, "é" * 8_000)
+    found = compact(desk)
+    assert found["largest_tool_output_basis"] == "é" * BASIS_CHARS_MAX
 
 
 @pytest.mark.parametrize("figure", [0, 0.0, 1.5, 2**63, 2**64 - 1, 1e300])

@@ -15,7 +15,9 @@ import pytest
 
 import storage_worker as sw
 from storage_worker import conversation
-from storage_worker.conversation.records import PayloadRef, Provenance, Sender
+from storage_worker.conversation.event_restores import EventCopy
+from storage_worker.conversation.records import MessagePlace, PayloadRef, Provenance, Sender
+from storage_worker.conversation.restores import Made, Shown
 from storage_worker.protocol.errors import StorageError
 from storage_worker.store import StoreOperation
 
@@ -85,6 +87,45 @@ OBJECTS = {
     "many fields": {"type": "t", **{f"field {n}": n for n in range(500)}},
 }
 REF = PayloadRef("a" * 64, "text/plain", "conversation", 5, 5, "identity")
+PLACE = MessagePlace("m-1", "s", 1, 5)
+COPY = EventCopy(
+    session="s",
+    room="room",
+    room_named=True,
+    actor="",
+    type="note",
+    event_id=None,
+    aggregate_kind="session",
+    aggregate_id="s",
+    version=1,
+    client_transaction_id=None,
+    idempotency_key=None,
+    provenance=None,
+    attributes_json="{}",
+    added_json=None,
+    content_type=None,
+    body=None,
+    preview="",
+    retention_class="conversation",
+    created_ms=5,
+    sender=Sender(),
+    role=None,
+    turn_id=None,
+)
+OUTPUT_COPY = msgspec.structs.replace(COPY, type="assistant_message", provenance=Provenance())
+SHOWN = Shown("idle", "", 5)
+MADE = Made(None, "s", "idle", None, None, 5, 5)
+WHOLE: dict[type, list[Any]] = {
+    PayloadRef: [REF],
+    Sender: [Sender()],
+    Provenance: [Provenance()],
+    MessagePlace: [PLACE],
+    EventCopy: [COPY, OUTPUT_COPY, msgspec.structs.replace(COPY, type="user_message", role="user")],
+    Shown: [SHOWN],
+    Made: [MADE],
+}
+"""Structs that are right, one for each kind of them, of which one field after the other is made hostile."""
+
 OTHERS = {
     "number": 5,
     "text": "x",
@@ -113,6 +154,13 @@ DEFAULTS: dict[str, Any] = {
     "temporary": "t",
     "offset": 0,
     "length": 1,
+    "message": PLACE,
+    "copied": COPY,
+    "last": 0,
+    "shown": SHOWN,
+    "stream_id": 1,
+    "thread_root": 1,
+    "sessions": ["s"],
 }
 """What a required parameter is given while another one is hostile."""
 
@@ -154,22 +202,26 @@ def hostile(kind: Any) -> dict[str, Any]:
         return OTHERS
     if get_origin(kind) is dict or kind is dict:
         return {**OBJECTS, **OTHERS}
-    if get_origin(kind) is tuple:
-        whole = {f"each: {what}": (value,) * len(get_args(kind)) for what, value in VALUES.items()}
-        return {**OTHERS, **whole}
+    if get_origin(kind) in (list, tuple):
+        return {**OTHERS, **_sequences(kind)}
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        return {**OTHERS, **{f"{name}: {what}": value for name, what, value in _structs(kind)}}
+        return {**OTHERS, **dict(_structs(kind))}
     raise AssertionError(f"no hostile values for {kind}")
 
 
-def _structs(kind: type[msgspec.Struct]) -> Iterator[tuple[str, str, msgspec.Struct]]:
-    whole: Any = {PayloadRef: REF, Sender: Sender(), Provenance: Provenance()}.get(kind)
+def _sequences(kind: Any) -> dict[str, Any]:
+    if get_origin(kind) is list:
+        each = {f"item: {what}": [value] for what, value in hostile(get_args(kind)[0]).items()}
+        return {**each, "many items": ["s"] * 1_000}
+    return {f"each: {what}": (value,) * len(get_args(kind)) for what, value in VALUES.items()}
+
+
+def _structs(kind: type[msgspec.Struct]) -> Iterator[tuple[str, msgspec.Struct]]:
     hints = typing.get_type_hints(kind, include_extras=True)
-    if whole is None:
-        whole = kind()
-    for name, hint in hints.items():
-        for what, value in hostile(hint).items():
-            yield name, what, msgspec.structs.replace(whole, **{name: value})
+    for number, whole in enumerate(WHOLE.get(kind) or [kind()]):
+        for name, hint in hints.items():
+            for what, value in hostile(hint).items():
+                yield f"{number} {name}: {what}", msgspec.structs.replace(whole, **{name: value})
 
 
 OPERATIONS: list[StoreOperation[..., Any]] = sorted(
@@ -200,27 +252,43 @@ def client(worker: sw.StorageWorker) -> Iterator[sw.Client]:
         yield connected
 
 
-def sent_values(value: Any) -> Iterator[Any]:
-    """The plain values that a stored argument is made of."""
+def sent_values(field: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The plain values that a stored argument is made of, each with the name that records have for it."""
     if isinstance(value, Sender | Provenance):
-        yield from msgspec.structs.astuple(value)
+        for name, part in msgspec.structs.asdict(value).items():
+            yield CALLED.get(name, name), part
     else:
-        yield value
+        yield CALLED.get(field, field), value
 
 
-def stored_values(client: sw.Client, session: str) -> list[Any]:
-    """Everything that is stored of a session and of its room."""
-    found: list[Any] = []
+CALLED = {
+    "label": "sender_label",
+    "event_type": "type",
+    "event": "output",
+    "body": "text",
+}
+"""What records call what an operation calls otherwise."""
+
+
+def stored_values(client: sw.Client, session: str) -> dict[str, list[Any]]:
+    """Everything that is stored of a session and of its room, by the names that records have for it."""
+    found: dict[str, list[Any]] = {}
+
+    def note(**values: Any) -> None:
+        for name, value in values.items():
+            found.setdefault(CALLED.get(name, name), []).append(value)
+
     for event in client.call(conversation.events(session), max_result_bytes=4_000_000).items:
-        found += [*msgspec.structs.astuple(event), event.attributes, event.output()]
+        note(**msgspec.structs.asdict(event), attributes=event.attributes, event=event.output())
         if event.provenance is not None:
-            found += msgspec.json.decode(event.provenance).values()
+            note(**msgspec.json.decode(event.provenance))
     for message in client.call(conversation.messages(session)).items:
-        found += msgspec.structs.astuple(message)
+        note(**msgspec.structs.asdict(message))
     one = client.call(conversation.session(session))
-    found += [] if one is None else msgspec.structs.astuple(one)
+    if one is not None:
+        note(**msgspec.structs.asdict(one))
     for room in client.call(conversation.rooms(newest_first=True)).items:
-        found += msgspec.structs.astuple(room)
+        note(room=room.id, **msgspec.structs.asdict(room))
     return found
 
 
@@ -250,6 +318,8 @@ def test_every_field_of_every_operation(
         arguments = {**required, field.name: value}
         if "session" in required and field.name != "session":
             arguments["session"] = f"{operation.name} {field.name} {number}"
+        if short == "create_room" and field.name != "room":
+            arguments["room"] = f"{field.name} {number}"
         if short == "set_session_status":
             with contextlib.suppress(*REFUSALS):
                 client.call(conversation.upsert_session(arguments["session"]))
@@ -263,8 +333,8 @@ def test_every_field_of_every_operation(
         if short in READS_BACK and field.name not in NOT_STORED:
             session = arguments.get("session", "s")
             stored = stored_values(client, session)
-            for sent in sent_values(value):
-                assert sent is None or is_among(sent, stored), (what, sent)
+            for name, sent in sent_values(field.name, value):
+                assert sent is None or is_among(sent, stored.get(name, [])), (what, name, sent)
     # The client still works, and not everything was refused.
     assert client.query("select 1").scalar() == 1
     assert answered or short not in READS_BACK

@@ -102,6 +102,28 @@ class TestCollisions:
         assert [each["field"] for each in told["differences"]] == ["f005"]
         assert told["differences_cut"] is True
 
+    @pytest.mark.parametrize("count", [63, 64])
+    def test_up_to_64_fields_are_all_known(self, desk: Desk, count: int) -> None:
+        fields = {"type": "x", "event_id": "e", **{f"f{n:03}": n for n in range(count - 2)}}
+        desk.ingest(fields)
+        desk.collide({**fields, "f005": -1, "z": 1})
+        (told,) = diagnostics(desk)
+        assert [each["field"] for each in told["differences"]] == ["f005", "z"]
+        assert told["differences_cut"] is False
+
+    def test_of_64_digests_of_an_older_store_it_is_not_known_whether_there_were_more(
+        self, desk: Desk
+    ) -> None:
+        fields = {"type": "x", "event_id": "e", **{f"f{n:03}": n for n in range(62)}}
+        desk.ingest(fields)
+        digests = read_digests(desk.tx.scalar("select field_digests from conversation_events"))[0]
+        older = msgspec.json.encode(digests).decode()
+        desk.tx.execute("update conversation_events set field_digests = ?", (older,))
+        desk.collide({**fields, "f005": -1, "z": 1})
+        (told,) = diagnostics(desk)
+        assert [each["field"] for each in told["differences"]] == ["f005"]
+        assert told["differences_cut"] is True
+
     def test_long_names_are_cut(self, desk: Desk) -> None:
         desk.ingest(MESSAGE)
         desk.collide({**MESSAGE, "n" * 1000: 1})
@@ -219,7 +241,7 @@ class TestOlderVersions:
         self.rewrite(desk, fingerprint_version=99)
         assert desk.ingest({**MESSAGE, "text": "other"}).duplicate
 
-    @pytest.mark.parametrize("digests", [None, "", "[]", "{", '{"a":1}'])
+    @pytest.mark.parametrize("digests", [None, "", "[]", "[1]", "[{},{}]", "{", '{"a":1}'])
     def test_digests_that_cannot_be_read(self, desk: Desk, digests: str | None) -> None:
         desk.ingest(MESSAGE)
         self.rewrite(desk, field_digests=digests)
@@ -346,11 +368,13 @@ class TestKeys:
 
     def test_digests_are_bounded_when_stored_and_when_read(self) -> None:
         stored = take_fingerprint(Arrival({f"f{n:03}": n for n in range(200)}, "text"))
-        found = read_digests(stored.digests)
+        found, are_all = read_digests(stored.digests)
         assert found is not None
+        assert not are_all
         assert list(found) == [f"f{n:03}" for n in range(64)]
-        many = msgspec.json.encode({f"f{n:03}": "0" * 16 for n in range(200)}).decode()
-        read = read_digests(many)
-        assert read is not None
-        assert len(read) == 64
-        assert field_differences(read, dict.fromkeys(read, "0" * 64)) == ([], True)
+        many = {f"f{n:03}": "0" * 16 for n in range(200)}
+        for told in (many, [many]):
+            read, are_all = read_digests(msgspec.json.encode(told).decode())
+            assert read is not None
+            assert len(read) == 64
+            assert field_differences(read, are_all, dict.fromkeys(read, "0" * 64)) == ([], True)

@@ -142,7 +142,7 @@ def test_the_same_id_with_other_content_is_told(client: sw.Client, folder: Path)
     path = samples.write_lines(folder, "a.jsonl", [samples.AGENT_LOG[1], other, samples.AGENT_LOG[2]])
     [done] = import_here(client, path)
     assert [each.line for each in done.problems] == [2]
-    assert "record u1 was refused" in done.problems[0].reason
+    assert "record u1 was there before with other content" in done.problems[0].reason
     texts = [message.text for message in client.call(conversation.messages("session-1")).items]
     assert texts == ["look at this", "see"]
 

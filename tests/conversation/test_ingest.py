@@ -274,7 +274,9 @@ class TestBounds:
 
     @pytest.mark.parametrize("field", ["text", "other"])
     def test_an_event_over_the_bound(self, desk: Desk, field: str) -> None:
-        with pytest.raises(RequestTooLargeError, match="payload_client.put" if field == "text" else "into the event.s body"):
+        with pytest.raises(
+            RequestTooLargeError, match="payload_client.put" if field == "text" else "into the event.s body"
+        ):
             desk.output("assistant_message", **{field: "x" * (INLINE_BYTES_MAX + 1)})
         assert desk.events() == []
 

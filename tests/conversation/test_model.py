@@ -58,11 +58,13 @@ class Model:
             keys.append((step.operation if is_output else "event", step.session, step.event_id))
         for key in keys:
             if key in self.known:
-                return self._met(key, step, content, is_output=is_output)
+                # An event that a new transaction meets by its id is not that transaction's.
+                is_others = key[0] == "event" and len(keys) > 1
+                return self._met(key, step, content, is_output=is_output, is_others=is_others)
         self.events.append((step.session, kind, step.text))
         number = len(self.events)
         for key in keys:
-            self.known[key] = (number, (*content, step.event_id))
+            self.known[key] = (number, content)
         if kind in ("user", "message"):
             self.messages[room] = self.messages.get(room, 0) + 1
         if step.session not in self.rooms or (step.session not in self.made and step.room):
@@ -72,11 +74,16 @@ class Model:
         return "new", number
 
     def _met(
-        self, key: tuple[Any, ...], step: Step, content: tuple[Any, ...], *, is_output: bool
+        self,
+        key: tuple[Any, ...],
+        step: Step,
+        content: tuple[Any, ...],
+        *,
+        is_output: bool,
+        is_others: bool,
     ) -> tuple[str, int | None]:
-        number, (*stored, event_id) = self.known[key]
-        same_id = key[0] != "transaction" or step.event_id in (None, event_id)
-        if tuple(stored) == content and same_id:
+        number, stored = self.known[key]
+        if stored == content and not is_others:
             return "again", number
         if not is_output:
             return "conflict", None

@@ -135,7 +135,7 @@ def test_pages_are_bounded_by_bytes_and_always_go_on(desk: Desk, bytes_max: int)
 def test_the_encoded_records_of_a_page_are_within_its_bytes(desk: Desk, longest: bool) -> None:
     name = "\N{GRINNING FACE}" * NAME_CHARS_MAX if longest else "n"
     ref = PayloadRef("0" * 64, name, name, 2**60, 2**60, "identity")
-    names = {each: name for each in ("actor", "aggregate_kind", "aggregate_id", "room")}
+    names = dict.fromkeys(("actor", "aggregate_kind", "aggregate_id", "room"), name)
     sender = Sender(name, name, name)
     conversation.create_room.handler(desk.tx, name, name)
     for number in range(12):

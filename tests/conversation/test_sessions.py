@@ -1,3 +1,4 @@
+import importlib
 from typing import Any
 
 import pytest
@@ -7,6 +8,9 @@ from storage_worker.conversation import RoomNotFoundError, SessionNotFoundError
 from storage_worker.protocol.errors import InvalidRequestError
 
 from .desk import ROOM, Desk, everything
+
+sessions_module = importlib.import_module("storage_worker.conversation.sessions")
+"""The package's `sessions` is the operation of that name."""
 
 
 def upsert(desk: Desk, session: str = "s", **options: Any) -> conversation.Session:
@@ -47,6 +51,102 @@ def test_the_root_is_the_parents_root(desk: Desk) -> None:
     assert upsert(desk, "leaf", parent="middle").root == "top"
     assert upsert(desk, "orphan", parent="unknown").root == "unknown"
     assert upsert(desk, "leaf").parent == "middle"
+
+
+def roots(desk: Desk) -> dict[str, str]:
+    return {each.id: each.root for each in everything(conversation.sessions.handler(desk.tx))}
+
+
+def test_sessions_below_one_get_its_new_root(desk: Desk) -> None:
+    for session, parent in (("c", "b"), ("d", "c"), ("e", "b"), ("x", "other")):
+        upsert(desk, session, parent=parent)
+    assert upsert(desk, "b", parent="a").root == "a"
+    assert roots(desk) == {"b": "a", "c": "a", "d": "a", "e": "a", "x": "other"}
+    upsert(desk, "a", parent="top")
+    assert set(roots(desk).values()) == {"top", "other"}
+
+
+def test_what_has_a_root_without_its_parent_moves_with_it(desk: Desk) -> None:
+    conversation.restore_session.handler(desk.tx, "deep", ROOM, parent="missing", root="b")
+    upsert(desk, "b", parent="a")
+    assert roots(desk)["deep"] == "a"
+    assert upsert(desk, "deeper", parent="deep").root == "a"
+
+
+def test_a_session_that_is_no_root_takes_those_below_it_along(desk: Desk) -> None:
+    for session, parent in (("b", "a"), ("c", "b"), ("d", "c"), ("e", "b"), ("y", "x")):
+        upsert(desk, session, parent=parent)
+    assert upsert(desk, "c", parent="y").root == "x"
+    assert roots(desk) == {"b": "a", "c": "x", "d": "x", "e": "a", "y": "x"}
+
+
+@pytest.mark.parametrize("above", ["b", "c", "d"])
+def test_no_session_stands_above_itself(desk: Desk, above: str) -> None:
+    for session, parent in (("c", "b"), ("d", "c"), ("b", "a")):
+        upsert(desk, session, parent=parent)
+    before = roots(desk)
+    with pytest.raises(InvalidRequestError):
+        upsert(desk, "b", parent=above)
+    with pytest.raises(InvalidRequestError):
+        upsert(desk, "a", parent=above)
+    assert roots(desk) == before
+
+
+def test_a_tree_that_is_too_large_for_one_request_stays_where_it_is(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions_module, "SESSIONS_MOVED_COUNT_MAX", 2)
+    for session, parent in (("c", "b"), ("d", "b"), ("e", "d")):
+        upsert(desk, session, parent=parent)
+    with pytest.raises(InvalidRequestError) as caught:
+        upsert(desk, "b", parent="a")
+    assert caught.value.details["sessions_moved_max"] == 2
+    assert upsert(desk, "d", parent="a").root == "a"
+    assert upsert(desk, "b", parent="a").root == "a"
+
+
+def test_sessions_are_not_nested_for_ever(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions_module, "SESSION_DEPTH_MAX", 3)
+    for session, parent in (("b", "a"), ("c", "b")):
+        upsert(desk, session, parent=parent)
+    assert upsert(desk, "d", parent="c").root == "a"
+    with pytest.raises(InvalidRequestError) as caught:
+        upsert(desk, "e", parent="d")
+    assert caught.value.details["session_depth_max"] == 3
+
+
+def test_sessions_above_one_another_in_an_older_store_end_no_search(desk: Desk) -> None:
+    for session, parent in (("b", "a"), ("c", "b")):
+        upsert(desk, session, parent=parent)
+    desk.tx.execute(
+        "update conversation_sessions set root_id = 'x', parent_id = case id when 'b' then 'c' else 'b' end"
+    )
+    with pytest.raises(InvalidRequestError):
+        upsert(desk, "e", parent="c")
+    upsert(desk, "b", parent="top")
+    assert roots(desk) == {"b": "top", "c": "top"}
+
+
+@pytest.mark.parametrize("session", ["top", "c"])
+def test_sessions_below_one_are_found_by_an_index(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, session: str
+) -> None:
+    for child, parent in (("b", "top"), ("c", "b"), ("d", "c")):
+        upsert(desk, child, parent=parent)
+    plans: list[str] = []
+    run = desk.tx.execute
+
+    def explained(sql: str, parameters: Any = ()) -> Any:
+        if "set root_id" in sql:
+            plans.extend(str(row[3]) for row in run(f"explain query plan {sql}", parameters).rows)
+        return run(sql, parameters)
+
+    monkeypatch.setattr(type(desk.tx), "execute", lambda _, *given: explained(*given))
+    upsert(desk, session, parent="a")
+    monkeypatch.undo()
+    name = "parent" if session == "c" else "root"
+    assert any(f"USING INDEX conversation_sessions_{name}" in plan for plan in plans), plans
+    assert not [plan for plan in plans if plan.startswith(("SCAN conversation_sessions", "SCAN s"))]
 
 
 def test_a_session_stays_in_its_room(desk: Desk) -> None:

@@ -40,14 +40,19 @@ create table conversation_sessions(
 );
 create index conversation_sessions_room on conversation_sessions(room_id, session_number);
 create index conversation_sessions_shown on conversation_sessions(room_id, number);
+-- To find the sessions below one that gets another root.
+create index conversation_sessions_root on conversation_sessions(root_id) where parent_id is not null;
+create index conversation_sessions_parent on conversation_sessions(parent_id) where parent_id is not null;
 
 -- A body stands in `body`, or in the payload store: then its identity there is `payload_sha256`, `content_type`
--- and `retention_class`.
+-- and `retention_class`. `attributes` are what arrived; what the store says beside them, a JSON object, is `added`.
+-- `room_named` is 1 where the caller named the room: only such output changes its session.
 create table conversation_events(
     stream_id integer primary key,
     session_id text not null,
     sequence integer not null,
     room_id text not null,
+    room_named integer not null,
     actor text not null,
     type text not null,
     event_id text,
@@ -61,6 +66,7 @@ create table conversation_events(
     field_digests text,
     provenance text,
     attributes text not null,
+    added text,
     content_type text,
     body text,
     payload_sha256 text,
