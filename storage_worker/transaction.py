@@ -19,8 +19,12 @@ class Statements(Protocol):
         parameters: Sequence[Value] | Mapping[str, Value],
         result_bytes_max: int,
         reads_only: bool = False,
+        named: bool = True,
     ) -> Rows:
-        """Run one guarded statement to its end; with `reads_only` one that would change something is refused."""
+        """Run one guarded statement to its end; with `reads_only` one that would change something is refused.
+
+        The names of a query's columns are left out where they need not be `named`.
+        """
         ...
 
     @property
@@ -104,7 +108,7 @@ class Transaction:
         """
         return self._run(sql, parameters, self._reads)
 
-    def _run(self, sql: str, parameters: Parameters, reads_only: bool) -> Rows:
+    def _run(self, sql: str, parameters: Parameters, reads_only: bool, named: bool = True) -> Rows:
         if self.ended_by is not None:
             raise DeadTransactionError
         try:
@@ -112,7 +116,7 @@ class Transaction:
                 # SQLite asks every thousand steps, which a short statement never makes; many of them would.
                 self._statements.check_time()
             self._has_run = True
-            return self._statements.run(sql, parameters, self._result_bytes_max, reads_only)
+            return self._statements.run(sql, parameters, self._result_bytes_max, reads_only, named)
         except Exception as error:
             # An aborted write, a full disk or an I/O error may have taken the whole transaction with it.
             if not isinstance(error, StorageError) or not self._statements.intact:
@@ -126,13 +130,20 @@ class Transaction:
         """
         return self._run(sql, parameters, True)
 
+    def rows(self, sql: str, parameters: Parameters = ()) -> list[tuple[Any, ...]]:
+        """The rows of a query, for handlers that need no names of columns; arguments and errors as of `query`.
+
+        That costs less: to find the names takes as long as a short row.
+        """
+        return self._run(sql, parameters, True, False).rows
+
     def one(self, sql: str, parameters: Parameters = ()) -> tuple[Value, ...]:
         """The only row of a query; `LookupError` where there is none or more than one."""
-        return self.query(sql, parameters).one()
+        return self._run(sql, parameters, True, False).one()
 
     def scalar(self, sql: str, parameters: Parameters = ()) -> Any:
         """The first column of the only row of a query; `LookupError` where there is not exactly one row."""
-        return self.query(sql, parameters).scalar()
+        return self._run(sql, parameters, True, False).scalar()
 
     def now_ms(self) -> int:
         """The time, in milliseconds since 1970 in UTC."""

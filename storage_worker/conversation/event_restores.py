@@ -178,7 +178,7 @@ def _find_alike(tx: Transaction, event: EventCopy, after: int) -> int | None:
         body.sha256 if isinstance(body, PayloadRef) else "",
         1 if event.provenance is None else 0,
     )
-    rows = tx.query(_ALIKE, values).rows
+    rows = tx.rows(_ALIKE, values)
     return int(rows[0][0]) if rows else None
 
 
@@ -275,7 +275,7 @@ def find_message(tx: Transaction, room: Name, message: MessagePlace) -> int | No
     stream_id = stored.stream_id if stored else tx.scalar(_AT, (message.session, message.sequence))
     if stream_id is None:
         return None
-    rows = tx.query(_NUMBER, (stream_id, message.id, room, message.created_ms)).rows
+    rows = tx.rows(_NUMBER, (stream_id, message.id, room, message.created_ms))
     return int(rows[0][0]) if rows else None
 
 

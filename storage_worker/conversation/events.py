@@ -50,12 +50,11 @@ _INSERT = (
 )
 _STORED = (
     "select stream_id, session_id, sequence, room_id, event_id, client_transaction_id, created_ms, fingerprint,"
-    " fingerprint_version, field_digests, provenance, idempotency_key from conversation_events where stream_id = ?"
+    " fingerprint_version, field_digests, provenance, idempotency_key from conversation_events"
 )
-# One row also where nothing is there, which is the usual case: an empty result costs the driver more.
-_BY_KEY = "select (select stream_id from conversation_events where idempotency_key = ?)"
+_BY_KEY = f"{_STORED} where idempotency_key = ?"
 _OF_TRANSACTION = "room_id = ? and actor = ? and client_transaction_id = ?"
-_BY_TRANSACTION = f"select (select stream_id from conversation_events where {_OF_TRANSACTION})"  # noqa: S608 - of constants
+_BY_TRANSACTION = f"{_STORED} where {_OF_TRANSACTION}"
 _ONE = f"select {COLUMNS} from conversation_events where stream_id = ?"  # noqa: S608 - of constants
 _FIND = f"select {COLUMNS} from conversation_events where {_OF_TRANSACTION}"  # noqa: S608 - of constants
 
@@ -134,16 +133,16 @@ def write_event(tx: Transaction, draft: Draft, standing: Standing, room: str) ->
 
 def read_event(tx: Transaction, stream_id: int) -> Event:
     """The event with a stream id that is known to be there."""
-    return event_of(tx.query(_ONE, (stream_id,)).rows[0])
+    return event_of(tx.rows(_ONE, (stream_id,))[0])
 
 
 def find_by_key(tx: Transaction, key: str) -> Stored | None:
     """What is stored under an idempotency key."""
-    return _stored(tx, tx.scalar(_BY_KEY, (key,)))
+    return _stored(tx.rows(_BY_KEY, (key,)))
 
 
-def _stored(tx: Transaction, stream_id: int | None) -> Stored | None:
-    return None if stream_id is None else Stored(*tx.query(_STORED, (stream_id,)).rows[0])
+def _stored(rows: list[tuple[Any, ...]]) -> Stored | None:
+    return Stored(*rows[0]) if rows else None
 
 
 def find_by_transaction(tx: Transaction, draft: Draft, room: str, arrival: Arrival) -> Stored | None:
@@ -154,7 +153,7 @@ def find_by_transaction(tx: Transaction, draft: Draft, room: str, arrival: Arriv
     if draft.client_transaction_id is None:
         return None
     values = (room, draft.actor, draft.client_transaction_id)
-    stored = _stored(tx, tx.scalar(_BY_TRANSACTION, values))
+    stored = _stored(tx.rows(_BY_TRANSACTION, values))
     return stored and same_or_conflict(stored, draft.session, arrival, "client transaction")
 
 
@@ -293,7 +292,7 @@ def find(
         if default is None:
             return None
         room = default.id
-    rows = tx.query(_FIND, (room, actor, client_transaction_id)).rows
+    rows = tx.rows(_FIND, (room, actor, client_transaction_id))
     return event_of(rows[0]) if rows else None
 
 

@@ -96,7 +96,7 @@ class Numbered(NamedTuple):
 
 def message_of(tx: Transaction, stream_id: int) -> Numbered | None:
     """The message of an event, or None where it has none."""
-    rows = tx.query(_OF_EVENT, (stream_id,)).rows
+    rows = tx.rows(_OF_EVENT, (stream_id,))
     return Numbered(*rows[0]) if rows else None
 
 

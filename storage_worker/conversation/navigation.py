@@ -21,7 +21,7 @@ def _navigation(row: tuple[Any, ...]) -> Navigation:
 
 def find_navigation(tx: Transaction, session: str) -> Navigation | None:
     """What lists show of a session, or None where it was never named."""
-    rows = tx.query(_ONE, (session,)).rows
+    rows = tx.rows(_ONE, (session,))
     return _navigation(rows[0]) if rows else None
 
 

@@ -72,13 +72,13 @@ def _invocation(tx: Transaction, session: str, kind: str, tool_call_id: str, fie
         return 1
     if kind != "tool_call":
         return int(last)
-    found = tx.query(_LAST_OF, (session, tool_call_id, last)).rows[0]
+    found = tx.rows(_LAST_OF, (session, tool_call_id, last))[0]
     return int(last) if found == ("tool_call", PARTIAL) else int(last) + 1
 
 
 def observation_of(tx: Transaction, stream_id: int) -> str | None:
     """The id of the observation of an event, or None."""
-    rows = tx.query(_OF_EVENT, (stream_id,)).rows
+    rows = tx.rows(_OF_EVENT, (stream_id,))
     return str(rows[0][0]) if rows else None
 
 

@@ -110,9 +110,9 @@ class Listing(Generic[T]):
         """
         bound = Bound(tx, rows_max, bytes_max)
         start = (after or KEY_MAX) if newest_first else after
-        keys: list[Any] = tx.query(
+        keys: list[Any] = tx.rows(
             self._keys_down if newest_first else self._keys_up, (*scope, start, rows_max + 1)
-        ).rows
+        )
         count = bound.take(keys)
         return Page(
             self._items(tx, keys[:count], newest_first, scope),
@@ -129,7 +129,7 @@ class Listing(Generic[T]):
         least, greatest = sorted((keys[0][0], keys[-1][0]))
         sql = self._rows_down if newest_first else self._rows_up
         make = self._make
-        return [make(row) for row in tx.query(sql, (*scope, least, greatest)).rows]
+        return [make(row) for row in tx.rows(sql, (*scope, least, greatest))]
 
 
 class WindowListing(Listing[T]):
@@ -176,7 +176,7 @@ class WindowListing(Listing[T]):
         keys: list[Any] = []
         cursor, more = after, False
         for least, greatest in _windows(after, last, newest_first=newest_first):
-            keys += tx.query(sql, (*scope, least, greatest, rows_max + 1 - len(keys))).rows
+            keys += tx.rows(sql, (*scope, least, greatest, rows_max + 1 - len(keys)))
             cursor = least if newest_first else greatest
             more = least > 1 if newest_first else greatest < last
             if len(keys) > rows_max:
@@ -203,7 +203,7 @@ class LogListing(WindowListing[T]):
         super().__init__(source, "e.sequence", columns, texts, make, "e.session_id", _LAST_SEQUENCE)
 
     def _last_key(self, tx: Transaction, scope: tuple[Value, ...]) -> int:
-        found = tx.query(self._last, scope).rows
+        found = tx.rows(self._last, scope)
         return int(found[0][0]) if found else 0
 
 

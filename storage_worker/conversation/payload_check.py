@@ -78,7 +78,7 @@ def check_payloads(tx: Transaction, position: CheckPosition | None = None) -> Pa
 
 def _check_rows(tx: Transaction, after: str) -> PayloadsChecked:
     folder = folder_of(tx)
-    rows = tx.query(_ROWS, (after, ROWS_COUNT_MAX)).rows
+    rows = tx.rows(_ROWS, (after, ROWS_COUNT_MAX))
     findings: list[PayloadFinding] = []
     size = 0
     for seen, (name, state, count, *fields) in enumerate(rows, 1):
@@ -121,7 +121,7 @@ def _check_references(tx: Transaction, position: CheckPosition) -> PayloadsCheck
     if position.table >= len(referring_tables):
         raise InvalidRequestError(f"a check looks at {len(referring_tables)} tables")
     table = referring_tables[position.table]
-    rows = tx.query(_REFERENCES.format(table), (*position.after, REFERENCES_COUNT_MAX)).rows
+    rows = tx.rows(_REFERENCES.format(table), (*position.after, REFERENCES_COUNT_MAX))
     findings = []
     for row in rows:
         ref = ref_of((*row, 0, 0, "gzip"))
@@ -130,7 +130,7 @@ def _check_references(tx: Transaction, position: CheckPosition) -> PayloadsCheck
             findings.append(
                 PayloadFinding(str(row[0]), "record", f"{table} refers to what can be no payload")
             )
-        elif not tx.query(_KNOWN, (name,)).rows:
+        elif not tx.rows(_KNOWN, (name,)):
             findings.append(PayloadFinding(name, "row", f"{table} refers to it, and it has no row"))
     first, second, third = rows[-1] if len(rows) == REFERENCES_COUNT_MAX else (None, None, None)
     following = None

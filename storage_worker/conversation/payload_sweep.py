@@ -152,7 +152,7 @@ def sweep(tx: Transaction, position: SweepPosition | None) -> SweepPosition | No
 
 def _sweep_rows(tx: Transaction, part: _Slice, after: str) -> Swept:
     cutoff_ms = part.cutoff_ns // 1_000_000
-    names = [row[0] for row in tx.query(_RELEASED, (cutoff_ms, after, SEEN_COUNT_MAX)).rows]
+    names = [row[0] for row in tx.rows(_RELEASED, (cutoff_ms, after, SEEN_COUNT_MAX))]
     for name in names:
         tx.execute(_DELETE, (name,))
         if files.is_name(name):
@@ -166,7 +166,7 @@ def _sweep_rows(tx: Transaction, part: _Slice, after: str) -> Swept:
 
 def _sweep_files(tx: Transaction, part: _Slice, after: str) -> Swept:
     for seen, name in enumerate(_names(part.folder, after), 1):
-        if not tx.query(_KNOWN, (name,)).rows:
+        if not tx.rows(_KNOWN, (name,)):
             part.take(part.names, name, part.folder.path_of(name))
         if seen >= SEEN_COUNT_MAX or part.is_full:
             return part.result(SweepPosition("files", name))

@@ -123,7 +123,7 @@ def _not_found(ref: PayloadRef) -> PayloadNotFoundError:
 
 def recorded(tx: Transaction, ref: PayloadRef) -> PayloadRef:
     """What is recorded of a payload; `PayloadNotFoundError` where nothing is."""
-    rows = tx.query(_FIND, (name_of(ref),)).rows
+    rows = tx.rows(_FIND, (name_of(ref),))
     if not rows:
         tx.fail(_not_found(ref))
     found = ref_of(rows[0])
@@ -180,7 +180,7 @@ def place_payload(
     A read, since it touches no row. Raises `StorageCorruptError` where the file is missing (`check` in its details)
     or does not hold such a body, `StorageFullError`.
     """
-    alike = [str(name) for (name,) in tx.query(_ALIKE, (size, ALIKE_COUNT_MAX)).rows]
+    alike = [str(name) for (name,) in tx.rows(_ALIKE, (size, ALIKE_COUNT_MAX))]
     return placing.place(folder_of(tx), temporary, size, content_type, retention_class, alike)
 
 

@@ -107,7 +107,7 @@ def restore_standing(
     `InvalidRequestError` for a parent that `upsert_session` refuses.
     """
     require_room(tx, room)
-    rows = tx.query(_FOUND, (session,)).rows
+    rows = tx.rows(_FOUND, (session,))
     wanted = msgspec.structs.astuple(shown)
     if made is not None:
         made = msgspec.structs.replace(made, root=_root_of(tx, session, made.parent, made.root))

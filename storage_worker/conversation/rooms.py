@@ -34,7 +34,7 @@ _ROOMS = Listing("conversation_rooms", "number", _COLUMNS, "id, title", _room)
 
 def find_room(tx: Transaction, room: str) -> Room | None:
     """The room with this id, or None."""
-    rows = tx.query(_ONE, (room,)).rows
+    rows = tx.rows(_ONE, (room,))
     return _room(rows[0]) if rows else None
 
 
@@ -48,7 +48,7 @@ def require_room(tx: Transaction, room: str) -> Room:
 
 def find_default_room(tx: Transaction) -> Room | None:
     """The default room where there is one already."""
-    rows = tx.query(_DEFAULT).rows
+    rows = tx.rows(_DEFAULT)
     return _room(rows[0]) if rows else None
 
 

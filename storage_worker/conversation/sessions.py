@@ -49,7 +49,7 @@ _OF_ROOM: Final = Listing("conversation_sessions", "session_number", _COLUMNS, _
 
 def find_session(tx: Transaction, session: str) -> Session | None:
     """The session with this id, or None."""
-    rows = tx.query(_ONE, (session,)).rows
+    rows = tx.rows(_ONE, (session,))
     return _session(rows[0]) if rows else None
 
 
@@ -73,7 +73,7 @@ def root_below(tx: Transaction, session: str, parent: str) -> str:
                 f"the session {parent!r} cannot be the parent of {session!r}, which is itself or stands above it",
                 details={"session": session, "parent": parent},
             )
-        rows = tx.query(_ABOVE, (above,)).rows
+        rows = tx.rows(_ABOVE, (above,))
         if not rows:
             return root
         higher, root = rows[0][0], str(rows[0][1])
@@ -168,7 +168,7 @@ def session(tx: Transaction, session: Name) -> Session | None:
 def session_ids(tx: Transaction, beginning: Name, rows: PageRows = PAGE_ROWS_DEFAULT) -> list[str]:
     """The ids that begin with a text, in their order and `rows` of them at the most, of all that navigation shows."""
     # No text that begins so sorts behind the last character that there is.
-    return [found for (found,) in tx.query(_BEGINNING, (beginning, f"{beginning}\U0010ffff", rows)).rows]
+    return [found for (found,) in tx.rows(_BEGINNING, (beginning, f"{beginning}\U0010ffff", rows))]
 
 
 @store.read

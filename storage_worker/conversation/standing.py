@@ -145,5 +145,5 @@ class Standing(msgspec.Struct):
 
 def read_standing(tx: Transaction, session: str) -> Standing:
     """Where a session stands."""
-    rows = tx.query(_READ, (session,)).rows
+    rows = tx.rows(_READ, (session,))
     return Standing(*rows[0]) if rows else Standing(session, stream_id=tx.scalar(_LAST_EVENT))

@@ -80,8 +80,17 @@ class Database:
 
     # Statements of clients and stores
 
-    def run(self, sql: str, parameters: Bindings, result_bytes_max: int, reads_only: bool = False) -> Rows:
+    def run(
+        self,
+        sql: str,
+        parameters: Bindings,
+        result_bytes_max: int,
+        reads_only: bool = False,
+        named: bool = True,
+    ) -> Rows:
         """Run one guarded statement to its end; with `reads_only` one that changes something is refused.
+
+        The names of a query's columns are left out where they need not be `named`: to find them costs as much as a row.
 
         The rows are measured while they are stepped: past `result_bytes_max` the statement is closed and
         `ResultTooLargeError` raised. Raises `Aborted` where the progress handler ended it, else the
@@ -98,7 +107,7 @@ class Database:
         try:
             if shape.reads:
                 self._cursor.execute(sql, parameters, prepare_flags=GUARDED)
-                return self._fetch(sql, parameters, result_bytes_max)
+                return self._fetch(sql, parameters, result_bytes_max, named)
             self.writes += 1
             # The row id is this statement's or 0, never that of an earlier insert of another client.
             connection.set_last_insert_rowid(0)
@@ -184,14 +193,14 @@ class Database:
             cursor.close(True)
         return None, ""
 
-    def _fetch(self, sql: str, parameters: Bindings, result_bytes_max: int) -> Rows:
+    def _fetch(self, sql: str, parameters: Bindings, result_bytes_max: int, named: bool = True) -> Rows:
         cursor = self._cursor
         columns: tuple[str, ...] = ()
         rows: list[tuple[Any, ...]] = []
         left = result_bytes_max
         is_large = result_bytes_max > self._limits.result_bytes_max
         for row in self._weighed() if is_large else cursor:
-            if not rows:
+            if named and not rows:
                 columns = next(zip(*cursor.get_description(), strict=True))
             # What its encoding takes at the least: a byte for the row and one for each value.
             left -= len(row) + 1
@@ -203,7 +212,7 @@ class Database:
                 self._reset()
                 raise result_too_large(result_bytes_max)
             rows.append(row)
-        if rows:
+        if rows or not named:
             return Rows(columns, rows)
         # A finished statement no longer tells its columns; the schema may have changed since it was noted.
         shape = self._prepare(sql, parameters)[0]

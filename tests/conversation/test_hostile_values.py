@@ -176,13 +176,16 @@ READS_BACK = {
     "create_room",
     "ingest_output",
     "ingest_user",
+    "restore_room",
+    "restore_session",
     "set_session_status",
     "upsert_session",
 }
 """Operations whose arguments are stored; `preview` counts only beside a reference."""
 
-NOT_STORED = {"activity_ms", "preview", "required"}
-"""What stands nowhere as it was given: an activity that is earlier than the last one changes nothing."""
+NOT_STORED = {"activity_ms", "preview", "required", "root"}
+"""What stands nowhere as it was given: an activity that is earlier than the last one changes nothing, and a session
+without a parent is its own root."""
 
 
 def hostile(kind: Any) -> dict[str, Any]:
@@ -286,7 +289,7 @@ def stored_values(client: sw.Client, session: str) -> dict[str, list[Any]]:
         note(**msgspec.structs.asdict(message))
     one = client.call(conversation.session(session))
     if one is not None:
-        note(**msgspec.structs.asdict(one))
+        note(session=one.id, **msgspec.structs.asdict(one))
     for room in client.call(conversation.rooms(newest_first=True)).items:
         note(room=room.id, **msgspec.structs.asdict(room))
     return found
@@ -318,7 +321,7 @@ def test_every_field_of_every_operation(
         arguments = {**required, field.name: value}
         if "session" in required and field.name != "session":
             arguments["session"] = f"{operation.name} {field.name} {number}"
-        if short == "create_room" and field.name != "room":
+        if short in ("create_room", "restore_room") and field.name != "room":
             arguments["room"] = f"{field.name} {number}"
         if short == "set_session_status":
             with contextlib.suppress(*REFUSALS):

@@ -55,6 +55,7 @@ class Noting:
         parameters: Sequence[Value] | Mapping[str, Value],
         result_bytes_max: int,
         reads_only: bool = False,
+        named: bool = True,
     ) -> Rows:
         self.noted.append((sql, parameters))
         return Rows(("a",), [(1,)])
