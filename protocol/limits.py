@@ -85,6 +85,7 @@ class Limits(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     statement_cache_count: int = 200
 
     # Writer
+    writer_cache_bytes: int = 16 * MIB
     group_requests_max: int = 512
     group_bytes_max: int = 8 * MIB
     group_work_ms_max: int = 5

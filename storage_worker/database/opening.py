@@ -8,7 +8,7 @@ from typing import Literal
 import apsw
 
 from ..protocol.errors import BusyError, DatabasePathError, SchemaError, StorageCorruptError
-from ..protocol.limits import Limits
+from ..protocol.limits import KIB, Limits
 from .connection import Database
 from .faults import code_name, extended_code, typed
 
@@ -65,6 +65,8 @@ def open_writer(path: str, durability: Durability, limits: Limits) -> Database:
         connection.pragma("foreign_keys", 1)
         connection.pragma("journal_size_limit", limits.wal_degraded_bytes)
         connection.pragma("wal_autocheckpoint", 0)
+        # Below 0 it is in KiB. What SQLite takes by itself holds the indexes of a small database only.
+        connection.pragma("cache_size", -(limits.writer_cache_bytes // KIB))
         _open_wal(connection)
         connection.config(apsw.SQLITE_DBCONFIG_DEFENSIVE, 1)
         return Database(connection, path, limits)

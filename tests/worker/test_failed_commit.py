@@ -210,7 +210,10 @@ def with_a_large_table(start_worker: StartWorker, tmp_path: Path) -> RunningWork
         made.execute("create table large(b)")
         made.executemany("insert into large values(zeroblob(?))", [(2000,)] * 2000)
         made.commit()
-    return start_worker(path, stores=[FAULTY_STORE], fence_ms_max=300, group_work_ms_max=60_000)
+    # It does not fit into the cache, so that it has to be read.
+    return start_worker(
+        path, stores=[FAULTY_STORE], fence_ms_max=300, group_work_ms_max=60_000, writer_cache_bytes=2**20
+    )
 
 
 ADD_AND_READ = Operation[[str, bool], Any]("faults.add_and_read", "write", Statement, Any)

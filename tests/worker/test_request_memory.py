@@ -134,7 +134,7 @@ LARGE = "insert into t with recursive c(n) as (select 1 union all select n + 1 f
 
 def test_what_one_request_writes_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage_worker.watch.LOOK_NS", 0)
-    with Workbench(tmp_path / "app.db", request_write_bytes_max=20 * MIB) as bench:
+    with Workbench(tmp_path / "app.db", request_write_bytes_max=20 * MIB, writer_cache_bytes=MIB) as bench:
         bench.execute("create table t(a)")
         bench.run_all()
         small, large = bench.execute("insert into t values('mate')"), bench.execute(LARGE)
@@ -206,7 +206,7 @@ def test_statistics_are_taken_of_a_bounded_number_of_rows(tmp_path: Path) -> Non
 
 def test_what_large_values_write_is_bounded_too(tmp_path: Path) -> None:
     """A statement of few steps is not looked at on its way; SQLite itself ends it."""
-    with Workbench(tmp_path / "app.db", request_write_bytes_max=20 * MIB) as bench:
+    with Workbench(tmp_path / "app.db", request_write_bytes_max=20 * MIB, writer_cache_bytes=MIB) as bench:
         bench.execute("create table t(a)")
         bench.run_all()
         large = bench.execute(
