@@ -39,9 +39,7 @@ class Served:
     """An operation as the worker serves it: what runs it, and its figures.
 
     A `plain` one runs one statement of a client, whose checked values `plain` gives. Nothing of a `keyless` one is in the database by itself, so
-    that no receipt could tell of it. One that `adds` nothing is served also where nothing new is written. One that
-    `needs_savepoint` runs in one of its own; of the others a failure behind a write costs a run of the whole group,
-    and they need one from then on.
+    that no receipt could tell of it. One that `adds` nothing is served also where nothing new is written.
     """
 
     __slots__ = (
@@ -53,7 +51,6 @@ class Served:
         "kind",
         "latency_us",
         "name",
-        "needs_savepoint",
         "operation",
         "plain",
         "run",
@@ -69,7 +66,6 @@ class Served:
         plain: Check | None = None,
         keyless: bool = False,
         adds: bool = True,
-        needs_savepoint: bool = True,
     ) -> None:
         self.operation = operation
         self.name = operation.name
@@ -81,7 +77,6 @@ class Served:
         self.plain = plain
         self.keyless = keyless
         self.adds = adds
-        self.needs_savepoint = needs_savepoint
         self.succeeded = 0
         self.failed = 0
         self.latency_us = Histogram()

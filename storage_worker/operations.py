@@ -41,10 +41,7 @@ def served_operations(
             *(Served(operation, _never) for operation in SNAPSHOTS),
             *(Served(operation, _outside, adds=False) for operation in TRANSACTION_STEPS),
         ]
-    found += [
-        Served(operation, operation.run, needs_savepoint=False)
-        for operation in Stores(stores).operations.values()
-    ]
+    found += [Served(operation, operation.run) for operation in Stores(stores).operations.values()]
     by_name = {served.name: served for served in found}
     if len(by_name) < len(found):
         raise InvalidRequestError("a store has the name of one of the worker's own: sql, worker")

@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import msgspec
 
 from .database.connection import Database
 from .database.faults import Aborted, is_disk_fault
-from .execution import Check, as_typed, decode, fail, let_go, succeed
+from .execution import Check, as_typed, decode, fail, succeed
 from .growth import Growth
 from .peer import Job
 from .protocol.envelope import Failure, encode
@@ -71,11 +71,9 @@ class Runner:
                 self.watch.start(job, now_ns, hostage_ns)
                 self._run_plain(job, arguments, plain)
             else:
-                in_savepoint = job.needs_savepoint or job.served.needs_savepoint
-                if in_savepoint:
-                    self._open_savepoint()
+                self._open_savepoint()
                 self.watch.start(job, now_ns, hostage_ns)
-                self._run_whole(job, calls_max, in_savepoint)
+                self._run_in_savepoint(job, calls_max)
         except Aborted:
             if self.watch.hostage:
                 return False
@@ -118,26 +116,31 @@ class Runner:
             self._check_alive(error)
             raise
 
-    def _run_whole(self, job: Job, calls_max: int, in_savepoint: bool) -> None:
+    def _run_in_savepoint(self, job: Job, calls_max: int) -> None:
         """Run any request; it leaves nothing behind where it fails."""
         database = self._database
-        writes = database.writes
         tx = Transaction(database, job.result_bytes_max, reads=job.served.kind == "read", calls_max=calls_max)
         try:
-            self._run_to_end(job, tx)
-            if in_savepoint:
-                database.own(RELEASE)
+            receipt = self._run_keyed(job, tx)
+            # What follows is the worker's own and must not be ended half-way.
+            self.watch.job = None
+            if tx.ended_by is not None:
+                raise tx.ended_by
+            self._check_time(job)
+            # Inside an interactive transaction they may be mended until its COMMIT.
+            if not job.transaction and database.deferred_violations():
+                raise OperationFailedError(
+                    "a foreign key constraint is violated at the end of the request",
+                    details={"sqlite_name": "SQLITE_CONSTRAINT_FOREIGNKEY"},
+                )
+            if receipt is not None:
+                self._receipts.store(*receipt)
+            database.own(RELEASE)
         except BaseException as raised:
             self.watch.job = None
             # A handler may have swallowed what ended its transaction; that still is what happened.
             error = tx.ended_by or raised
-            if in_savepoint:
-                self._undo_savepoint(error)
-            else:
-                self._check_alive(error)
-                if database.writes != writes:
-                    job.served.needs_savepoint = True
-                    self._have_undone(error)
+            self._undo_savepoint(error)
             if job.served.plain is not None:
                 database.forget_plain(job.arguments.sql)
             if isinstance(error, Aborted):
@@ -146,31 +149,6 @@ class Runner:
         finally:
             tx.end()
         job.after_commit = tx.calls
-
-    def _run_to_end(self, job: Job, tx: Transaction) -> None:
-        """Run a request's handler and what the worker does behind it."""
-        receipt = self._run_keyed(job, tx)
-        # What follows is the worker's own and must not be ended half-way.
-        self.watch.job = None
-        if tx.ended_by is not None:
-            raise tx.ended_by
-        self._check_time(job)
-        # Inside an interactive transaction they may be mended until its COMMIT.
-        if not job.transaction and self._database.deferred_violations():
-            raise OperationFailedError(
-                "a foreign key constraint is violated at the end of the request",
-                details={"sqlite_name": "SQLITE_CONSTRAINT_FOREIGNKEY"},
-            )
-        if receipt is not None:
-            self._receipts.store(*receipt)
-
-    def _have_undone(self, error: BaseException) -> NoReturn:
-        """Have the whole group undone, since no savepoint can undo what failed."""
-        let_go(error)
-        if isinstance(error, Aborted) or error is self.watch.reason:
-            # Its time is over, whatever the others do; any other failure may come of what they did.
-            raise TransactionGoneError(error) from None
-        raise UndoneError from None
 
     def _undo_savepoint(self, error: BaseException) -> None:
         self._check_alive(error)

@@ -18,7 +18,7 @@ LOOK_NS = 5_000_000
 
 
 class TransactionGoneError(Exception):
-    """The group's transaction has ended or must end; `error` is why, and what its culprit is told."""
+    """SQLite has ended the group's transaction; `error` is why, and what its culprit is told."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(str(error))

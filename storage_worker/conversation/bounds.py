@@ -39,6 +39,9 @@ is said in a smaller unit by mistake is far beyond it."""
 SESSIONS_MOVED_COUNT_MAX = 10_000
 """How many sessions below one may get another root with it in one request."""
 
+SESSION_MARKS_COUNT_MAX = 4_096
+"""How many sessions' beginnings of keys are remembered by a worker."""
+
 SESSION_DEPTH_MAX = 1_000
 """How many sessions may stand above one another."""
 

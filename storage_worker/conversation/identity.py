@@ -20,6 +20,7 @@ from .bounds import (
     DIGESTS_COUNT_MAX,
     NAME_CHARS_MAX,
     PROVENANCE_CHARS_MAX,
+    SESSION_MARKS_COUNT_MAX,
 )
 from .canonical import encode_json
 from .records import PayloadRef
@@ -190,7 +191,7 @@ def event_id_of(fields: Fields) -> str | None:
     return found
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=SESSION_MARKS_COUNT_MAX)
 def session_mark(session: str) -> str:
     """The beginning of a session's keys and of the ids of its records."""
     return urlsafe_b64encode(hashlib.sha256(session.encode()).digest()[:6]).decode()

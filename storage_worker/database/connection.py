@@ -67,8 +67,6 @@ class Database:
         self._stop: Callable[[], bool] = lambda: False
         self._spoilt = False
         self._page_bytes = 0
-        self.writes = 0
-        """How many guarded statements were run that were not known to read only."""
         self.wal_frames = 0
         """Frames in the WAL after this connection's last commit."""
         connection.set_wal_hook(self._note_wal)
@@ -108,7 +106,6 @@ class Database:
             if shape.reads:
                 self._cursor.execute(sql, parameters, prepare_flags=GUARDED)
                 return self._fetch(sql, parameters, result_bytes_max, named)
-            self.writes += 1
             # The row id is this statement's or 0, never that of an earlier insert of another client.
             connection.set_last_insert_rowid(0)
             changes = connection.total_changes()

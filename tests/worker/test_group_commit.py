@@ -232,11 +232,9 @@ def test_a_long_writes_own_clients_earlier_requests_stay_ahead_of_it(
     assert bench.rows("select who from log order by n") == [("earlier",), ("long",), ("later",)]
 
 
-@pytest.mark.parametrize("savepoints", [False, True])
-def test_a_long_read_in_a_write_lets_its_mates_commit_before_it(
-    bench: Workbench, monkeypatch: pytest.MonkeyPatch, savepoints: bool
+def test_a_long_read_in_a_write_lets_its_mates_commit_at_once(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench.savepoints = savepoints
 
     def read_long(tx: Transaction) -> int:
         tx.execute("insert into log(who) values('reader')")
@@ -248,75 +246,11 @@ def test_a_long_read_in_a_write_lets_its_mates_commit_before_it(
     mate = bench.execute("insert into log(who) values('mate')", client=OneClient())
     long = bench.handler(read_long, client=OneClient())
     run_out_of_time(bench, monkeypatch, long)
-    if not savepoints:
-        # Without a savepoint nobody's work can be kept; it all runs again.
-        assert bench.run() == []
     assert bench.run() == [mate]
-    assert mate.replays == (0 if savepoints else 1)
+    assert mate.replays == 0
     assert bench.run() == [long]
     assert result(long) == 3000
     assert bench.rows("select who from log order by n") == [("mate",), ("reader",)]
-
-
-def test_an_operation_that_fails_behind_a_write_runs_in_a_savepoint_from_then_on(bench: Workbench) -> None:
-    def fails(tx: Transaction) -> None:
-        tx.execute("insert into log(who) values('lost')")
-        raise ValueError("behind a write")
-
-    served = bench.handler(fails).served
-    bench.run_all()
-    served.needs_savepoint = False
-    for again in (True, False):
-        mates = [bench.execute("insert into log(who) values('mate')", client=OneClient())]
-        bad = bench.handler(fails, client=OneClient())
-        bad.served = served
-        mates.append(bench.execute("insert into log(who) values('mate')", client=OneClient()))
-        replays = bench.writer.status.replays
-        assert set(bench.run_all()) == {*mates, bad}
-        assert bench.writer.status.replays - replays == (2 if again else 0)
-        assert failure(bad).code == "storage_operation_failed"
-        for mate in mates:
-            result(mate)
-    assert served.needs_savepoint
-    assert bench.rows("select who from log") == [("mate",)] * 4
-
-
-def test_an_operation_that_fails_before_it_writes_disturbs_nobody(bench: Workbench) -> None:
-    def fails(tx: Transaction) -> None:
-        tx.query("select * from log")
-        raise ValueError("before a write")
-
-    mates = [bench.execute("insert into log(who) values('mate')", client=OneClient())]
-    bad = bench.handler(fails, client=OneClient())
-    mates.append(bench.execute("insert into log(who) values('mate')", client=OneClient()))
-    bench.run_all()
-    assert failure(bad).code == "storage_operation_failed"
-    assert bench.writer.status.replays == 0
-    assert not bad.served.needs_savepoint
-    assert [rows_of(mate).rows_changed for mate in mates] == [1, 1]
-
-
-@pytest.mark.parametrize("ends", ["deadline", "cancel"])
-def test_an_operation_whose_time_ends_behind_a_write_is_told_so(bench: Workbench, ends: str) -> None:
-    def ends_itself(tx: Transaction) -> None:
-        tx.execute("insert into log(who) values('lost')")
-        if ends == "deadline":
-            end_deadline(job)
-        else:
-            job.cancelled = True
-
-    mate = bench.execute("insert into log(who) values('mate')", client=OneClient())
-    job = bench.handler(ends_itself, client=OneClient())
-    bench.run_all()
-    told = failure(job)
-    assert (told.code, told.outcome) == (
-        ("storage_deadline", "not_committed")
-        if ends == "deadline"
-        else ("storage_cancelled", "not_committed")
-    )
-    assert told.details.get("stage") == ("execution" if ends == "deadline" else None)
-    assert rows_of(mate).rows_changed == 1
-    assert bench.rows("select who from log") == [("mate",)]
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -34,9 +34,9 @@ ENDLESS = "with recursive c(n) as (values(1) union all select n + 1 from c) inse
 ENDLESS_READ = "with recursive c(n) as (values(1) union all select n + 1 from c) select max(n) from c"
 
 
-@pytest.fixture(params=[False, True], ids=["bare", "savepoints"])
-def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Workbench]:
-    with Workbench(tmp_path / "t.db", savepoints=request.param) as found:
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Workbench]:
+    with Workbench(tmp_path / "t.db") as found:
         for sql in ("create table t(a)", "create table u(a unique)", "insert into u values(1)"):
             found.execute(sql)
         found.run_all()

@@ -46,10 +46,7 @@ class OneClient(Peer):
 
 
 class Workbench:
-    """A writer. Requests are placed by `ask`, run by `run`, and read back by `result`.
-
-    With `savepoints` what `handler` places has failed behind a write before, so that it runs in a savepoint.
-    """
+    """A writer. Requests are placed by `ask`, run by `run`, and read back by `result`."""
 
     def __init__(
         self,
@@ -57,11 +54,9 @@ class Workbench:
         *,
         stores: Sequence[Store] = (),
         durability: Durability = "normal",
-        savepoints: bool = False,
         **limits: int,
     ) -> None:
         self.path = path
-        self.savepoints = savepoints
         self.limits = msgspec.structs.replace(DEFAULT_LIMITS, **(_UNHURRIED | limits))
         self.lane = Lane()
         self.durability: Durability = durability
@@ -116,7 +111,7 @@ class Workbench:
         """Place a request that runs a function of the transaction, as a store's handler would."""
         solo = options.pop("solo", False)
         operation = Operation[[], Any]("traps.handler", "write", Statement, Any, solo=solo)
-        served = Served(operation, lambda tx, _: work(tx), needs_savepoint=self.savepoints)
+        served = Served(operation, lambda tx, _: work(tx))
         defaults: dict[str, Any] = {
             "client": None,
             "seconds": _EVER_S,
