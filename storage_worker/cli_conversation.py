@@ -28,7 +28,7 @@ from .cli_output import (
 from .client.client import Client
 from .client.terms import deadline_after, seconds_left
 from .conversation import payload_client
-from .conversation.records import Event, Page, PayloadRef
+from .conversation.records import Event, Observation, Page, PayloadRef
 from .conversation_views import conversation_view, import_view, rooms_view, sessions_view
 from .exporting import export_lines, write_lines, write_out
 from .import_fleet import PROCESSES_DEFAULT, PROCESSES_MAX, Summary, import_paths, input_bytes
@@ -163,17 +163,23 @@ def export(
     """
     if session is not None and room is not None:
         raise typer.BadParameter("name a session or a room, not both")
+    stderr = Console(stderr=True)
+    missing = 0
+
+    def tell(problem: Problem) -> None:
+        # At once: what was found must be told also where the export cannot go on.
+        nonlocal missing
+        missing += 1
+        stderr.print(printable(str(problem)), markup=False, highlight=False, soft_wrap=True)
+
     with typed_errors(json=False), _reader(path, call_timeout) as reader:
         found = None if session is None else _session_id(reader, session)
-        problems: list[Problem] = []
-        lines = export_lines(reader.client, found, room, on_problem=problems.append, timeout=call_timeout)
+        lines = export_lines(reader.client, found, room, on_problem=tell, timeout=call_timeout)
         if file is None:
             write_out(lines, sys.stdout.buffer)
         else:
             write_lines(lines, str(file), str(path))
-    for problem in problems:
-        Console(stderr=True).print(printable(str(problem)), markup=False, highlight=False, soft_wrap=True)
-    if problems:
+    if missing:
         raise typer.Exit(EXIT_FINDINGS)
 
 
@@ -303,7 +309,7 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, msgspec.Struct):
         return value
     found = {name: _plain(getattr(value, name)) for name in value.__struct_fields__}
-    if isinstance(value, Event):
+    if isinstance(value, Event | Observation):
         del found["attributes_json"], found["added_json"]
         found["attributes"] = value.attributes
     return found

@@ -1,4 +1,4 @@
-"""Stores a room of an export again: each event as the operation would that made it, so that a store tells the same afterwards.
+"""Stores a room of an export again, each event through what first made it, so that a store tells the same afterwards.
 
 Rooms and sessions are made where they are missing, before their events. Behind these a session is brought to stand as it
 did, unless it went on here. What is there is not changed otherwise.
@@ -70,7 +70,7 @@ class _Payload:
 
     def goes_on_with(self, part: PayloadLine) -> bool:
         """Whether a part is the next one of this payload."""
-        return part.offset == self._bytes and _key(part) == _key(self.first)
+        return part.offset == self._bytes and _payload_key(part) == _payload_key(self.first)
 
     def add(self, part: PayloadLine) -> None:
         """Take in the next part."""
@@ -99,8 +99,8 @@ class _Payloads:
             self.end_open()
         if self._open is None:
             if part.offset:
-                if _key(part) not in self._incomplete:
-                    self._incomplete.add(_key(part))
+                if _payload_key(part) not in self._incomplete:
+                    self._incomplete.add(_payload_key(part))
                     raise UnreadableError(f"a part of the payload {part.sha256} is missing")
                 return
             self._open = _Payload(number, part)
@@ -113,12 +113,12 @@ class _Payloads:
                 ref = self._client.put(payload.file, first.content_type, first.retention_class)
                 if ref.sha256 != first.sha256:
                     raise UnreadableError(f"the payload {first.sha256} has other bytes than its hash says")
-                self._put[_key(first)] = ref
+                self._put[_payload_key(first)] = ref
 
     def give_up(self, line: MissingLine) -> None:
         """Take in that a payload, or the rest of it, could not be exported; events that need it will tell."""
-        self._missing[_key(line)] = f"it was missing when this was exported: {line.reason}"
-        if self._open is not None and _key(self._open.first) == _key(line):
+        self._missing[_payload_key(line)] = f"it was missing when this was exported: {line.reason}"
+        if self._open is not None and _payload_key(self._open.first) == _payload_key(line):
             self.close()
         self.end_open()
 
@@ -128,7 +128,7 @@ class _Payloads:
             return
         payload = self._open
         self.close()
-        self._incomplete.add(_key(payload.first))
+        self._incomplete.add(_payload_key(payload.first))
         reason = f"a part of the payload {payload.first.sha256} is missing"
         self._report.problem(Problem(self._path, payload.number, reason))
 
@@ -143,7 +143,7 @@ class _Payloads:
         named = line.payload
         if named is None:
             return line.body
-        key = _key_of(line)
+        key = _body_key(line)
         found = self._put.get(key)
         if found is None:
             kind = line.content_type or ""
@@ -157,19 +157,22 @@ class _Payloads:
 
     def why_missing(self, line: EventLine) -> str | None:
         """Why the payload of an event is not there, or None where it has none or it is."""
-        key = _key_of(line)
+        key = _body_key(line)
         if line.payload is None or key in self._put:
             return None
-        reason = self._missing.get(key, "it does not stand before its event")
-        return f"the payload {line.payload.sha256} of the event is not there, {reason}"
+        reason = self._missing.get(key, "nothing of it stands before its event")
+        return (
+            f"the event was not stored: its payload {line.payload.sha256} is not in the export ({reason}); import one that"
+            " has it"
+        )
 
 
-def _key_of(line: EventLine) -> PayloadKey:
+def _body_key(line: EventLine) -> PayloadKey:
     """Which payload the body of an event is."""
     return ("" if line.payload is None else line.payload.sha256, line.content_type, line.retention_class)
 
 
-def _key(line: PayloadLine | MissingLine) -> PayloadKey:
+def _payload_key(line: PayloadLine | MissingLine) -> PayloadKey:
     return (line.sha256, line.content_type, line.retention_class)
 
 
@@ -254,7 +257,9 @@ class _ExportImport:
             case StandingLine():
                 self._restore_standing(line)
             case Head() | End():
-                raise UnreadableError("no line between others")
+                raise UnreadableError(
+                    "a head or an end stands in the middle: were two exports put into one file?"
+                )
 
     def _restore_room(self, line: RoomLine) -> None:
         self._client.ask(
@@ -292,7 +297,7 @@ class _ExportImport:
             line.room,
             0 if last is None else last.stream_id,
             Shown(line.shown_status, line.shown_preview, line.shown_activity_ms),
-            None if line.made is None else Made(*msgspec.structs.astuple(line.made)),
+            None if line.made is None else Made(**msgspec.structs.asdict(line.made)),
         )
         if self._client.ask(call):
             self._changed.add(line.session)

@@ -87,31 +87,28 @@ class PatientClient:
         self.latencies_s = array("d")
         self.errors: Counter[str] = Counter()
 
-    def store(self, call: Call[R], request_key: str | None = None) -> R:
-        """The result of a call that stores something, once however often it is sent."""
+    def store(self, call: Call[R]) -> R:
+        """The result of a call that stores something, and may be sent again."""
         began = time.perf_counter()
-        result = self.ask(call, request_key)
+        result = self.ask(call)
         self.latencies_s.append(time.perf_counter() - began)
         return result
 
-    def ask(self, call: Call[R], request_key: str | None = None) -> R:
+    def ask(self, call: Call[R]) -> R:
         """The result of a call that may be sent again."""
-        return self._until_done(
-            lambda: self.client.call(call, timeout=CALL_SECONDS_MAX, request_key=request_key)
-        )
+        return self._until_done(lambda: self.client.call(call, timeout=CALL_SECONDS_MAX))
 
-    def is_committed(self, request_key: str) -> bool:
-        """Whether what has this request key was stored."""
-        found = self._until_done(lambda: self.client.outcome(request_key, timeout=CALL_SECONDS_MAX))
-        return found.state == "committed"
-
-    def put(self, body: Any, content_type: str | None = None, kept: str = RETENTION_DEFAULT) -> PayloadRef:
+    def put(
+        self, body: Any, content_type: str | None = None, retention_class: str = RETENTION_DEFAULT
+    ) -> PayloadRef:
         """Put a body into the payload store: bytes, a text, or a file that is read from its beginning."""
 
         def attempt() -> PayloadRef:
             if hasattr(body, "seek"):
                 body.seek(0)
-            return payload_client.put(self.client, body, content_type, kept, timeout=PUT_SECONDS_MAX)
+            return payload_client.put(
+                self.client, body, content_type, retention_class, timeout=PUT_SECONDS_MAX
+            )
 
         return self._until_done(attempt)
 

@@ -1,4 +1,4 @@
-"""Events as they stand in another store: each stored as the operation would that made it, with the thread of its message."""
+"""Events as they stand in another store: each stored through what first made it, with the thread of its message."""
 
 from typing import Any, Final
 
@@ -111,7 +111,7 @@ def restore_event(
     """Store an event of another store as the operation that made it would, once.
 
     It is known again as that operation knows it. One that has no key is known where it says the same at the same time
-    as one behind the sequence `after`: that which its predecessor has here. `thread_root` is the number, here, of the
+    as one behind the sequence `after`: the sequence, here, of the event before it. `thread_root` is the number, here, of the
     message that the message's thread begins with; one that is there and has none gets it.
 
     Raises `OutputIdentityCollisionError` and `EventConflictError` where another event has its key,

@@ -35,7 +35,7 @@ COLUMNS = (
     " client_transaction_id, idempotency_key, provenance, attributes, content_type, body, preview, retention_class,"
     f" created_ms, added, room_named, {REFERENCE_COLUMNS}"
 )
-_ROOM_NAMED_AT = 20
+_ROOM_NAMED_AT = COLUMNS.split(", ").index("room_named")
 TEXTS = (
     "session_id, room_id, actor, type, event_id, aggregate_kind, aggregate_id, client_transaction_id,"
     " idempotency_key, provenance, attributes, added, preview, content_type, retention_class, body"

@@ -1,6 +1,6 @@
 """Rooms and sessions as they stand in another store: made where they are missing, and left alone where they went on here."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -99,7 +99,7 @@ def restore_session(
 def restore_standing(
     tx: Transaction, session: Name, room: Name, last: Cursor, shown: Shown, made: Made | None = None
 ) -> bool:
-    """Have a session stand as it does elsewhere, unless it went on here, and say whether that changed anything.
+    """Give a session the state that it has in another store, unless it went on here; whether that changed anything.
 
     `last` is the stream id, here, of the last event that both have, 0 for none; `room` is the session's. Where
     another event is its last one here, or its activity here is later than told, what happened here is newer and stays.
@@ -107,28 +107,58 @@ def restore_standing(
     `InvalidRequestError` for a parent that `upsert_session` refuses.
     """
     require_room(tx, room)
-    rows = tx.rows(_FOUND, (session,))
-    wanted = msgspec.structs.astuple(shown)
     if made is not None:
         made = msgspec.structs.replace(made, root=_root_of(tx, session, made.parent, made.root))
-        wanted = (room, *msgspec.structs.astuple(made), *wanted)
-    old_root = session
-    if rows:
-        *row, stored_last = rows[0]
-        old_root = row[2] or session
-        found = tuple(row)
-        if (stored_last or 0) != last or _is_later(found, shown, made):
-            return False
-        if found[-len(wanted) :] == wanted:
-            return False
-    elif last:
+    rows = tx.rows(_FOUND, (session,))
+    found = _Found(*rows[0]) if rows else None
+    if found is None and last:
+        # The event that is named is another session's.
+        return False
+    if found is not None and (
+        (found.last_stream_id or 0) != last
+        or found.is_later(shown, made)
+        or found.stands_so(room, shown, made)
+    ):
         return False
     standing = read_standing(tx, session)
     standing.save(tx, room, shown.activity_ms, None, "", None if made is None else Noted())
-    tx.execute(_SHOW if made is None else _SET, (*wanted, standing.number))
-    if made is not None:
-        move_below(tx, session, old_root, made.root)
+    show = msgspec.structs.astuple(shown)
+    if made is None:
+        tx.execute(_SHOW, (*show, standing.number))
+        return True
+    tx.execute(_SET, (room, *msgspec.structs.astuple(made), *show, standing.number))
+    move_below(tx, session, (found and found.root) or session, made.root)
     return True
+
+
+class _Found(NamedTuple):
+    """A session as it stands here, by the columns of `_FOUND`; `root` and what belongs to it is None where none made it."""
+
+    room: str
+    parent: str | None
+    root: str | None
+    status: str | None
+    runtime_binding: str | None
+    first_preview: str | None
+    activity_ms: int | None
+    created_ms: int | None
+    shown_status: str
+    shown_preview: str
+    shown_activity_ms: int
+    last_stream_id: int | None
+
+    def is_later(self, shown: Shown, made: Made | None) -> bool:
+        """Whether it was active later than is told."""
+        if self.activity_ms is not None and (made is None or self.activity_ms > made.activity_ms):
+            return True
+        return self.shown_activity_ms > shown.activity_ms
+
+    def stands_so(self, room: str, shown: Shown, made: Made | None) -> bool:
+        """Whether it stands as is told already."""
+        told = msgspec.structs.astuple(shown)
+        if made is not None:
+            told = (room, *msgspec.structs.astuple(made), *told)
+        return self[-1 - len(told) : -1] == told
 
 
 def _root_of(tx: Transaction, session: str, parent: str | None, told: str | None) -> str:
@@ -136,13 +166,6 @@ def _root_of(tx: Transaction, session: str, parent: str | None, told: str | None
     if parent is None:
         return session
     root = root_below(tx, session, parent)
-    return told or parent if find_session(tx, parent) is None else root
-
-
-def _is_later(found: tuple[object, ...], shown: Shown, made: Made | None) -> bool:
-    """Whether a session that was found, by the columns of `_FOUND`, was active later than is told."""
-    activity_ms, shown_ms = found[6], found[10]
-    assert isinstance(shown_ms, int)
-    if isinstance(activity_ms, int) and (made is None or activity_ms > made.activity_ms):
-        return True
-    return shown_ms > shown.activity_ms
+    if find_session(tx, parent) is not None:
+        return root
+    return told or parent

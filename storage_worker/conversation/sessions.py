@@ -81,7 +81,8 @@ def root_below(tx: Transaction, session: str, parent: str) -> str:
             return root
         above = str(higher)
     raise InvalidRequestError(
-        f"over {SESSION_DEPTH_MAX} sessions stand above {session!r}, or above one another in a ring",
+        f"over {SESSION_DEPTH_MAX} sessions stand above {session!r}, or above one another in a ring; name a parent that is"
+        " higher up",
         details={"session": session, "parent": parent, "session_depth_max": SESSION_DEPTH_MAX},
     )
 
@@ -102,7 +103,7 @@ def move_below(tx: Transaction, session: str, old_root: str, root: str) -> None:
         raise InvalidRequestError(
             f"over {SESSIONS_MOVED_COUNT_MAX} sessions stand below {session!r}, so that it keeps its place; name a"
             " session's parent before many stand below it",
-            details={"session": session, "sessions_moved_max": SESSIONS_MOVED_COUNT_MAX},
+            details={"session": session, "sessions_moved_count_max": SESSIONS_MOVED_COUNT_MAX},
         )
     tx.execute(_MOVE.format(below=below), {**parameters, "root": root})
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner, Result
 import storage_worker as sw
 from storage_worker import conversation_client
 from storage_worker.cli import app
+from storage_worker.protocol.errors import StorageFullError
 from tests.transcripts import samples
 
 
@@ -128,6 +129,26 @@ def test_an_export_tells_of_payloads_that_are_missing(imported: Path, tmp_path: 
     # Its own store has all events already.
     again = run_json("import", imported, file, "--processes", 1)
     assert (again["total"]["added"], again["problems"]) == (0, [])
+
+
+def test_what_an_export_found_missing_is_told_also_where_it_cannot_go_on(
+    imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for payload in Path(f"{imported}-sw", "payloads").rglob("*"):
+        if payload.is_file():
+            payload.write_bytes(b"damaged")
+
+    def full(lines: Iterator[bytes], *_: object) -> None:
+        for line in lines:
+            if b'"missing"' in line:
+                raise StorageFullError("no space left")
+
+    monkeypatch.setattr("storage_worker.cli_conversation.write_lines", full)
+    done = run("export", imported, tmp_path / "all.jsonl")
+    assert done.exit_code == 3
+    told = done.stderr.splitlines()
+    assert told[0].startswith("the export:")
+    assert "no space left" in told[-1]
 
 
 def test_a_failed_export_leaves_the_file_and_the_database(imported: Path, tmp_path: Path) -> None:

@@ -580,7 +580,7 @@ def test_damaged_lines_are_told_and_all_else_is_stored(make_client: MakeClient, 
     reasons = " / ".join(each.reason for each in done.problems)
     assert [each.line for each in done.problems if "no line of an export" in each.reason] == [broken + 1]
     assert "is missing" in reasons
-    assert "does not stand before its event" in reasons
+    assert "nothing of it stands before its event" in reasons
     assert f"{kinds.count('event') - 1} events instead of {kinds.count('event')}" in reasons
     assert done.added == kinds.count("event") - 2
 

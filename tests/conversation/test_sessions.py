@@ -100,7 +100,7 @@ def test_a_tree_that_is_too_large_for_one_request_stays_where_it_is(
         upsert(desk, session, parent=parent)
     with pytest.raises(InvalidRequestError) as caught:
         upsert(desk, "b", parent="a")
-    assert caught.value.details["sessions_moved_max"] == 2
+    assert caught.value.details["sessions_moved_count_max"] == 2
     assert upsert(desk, "d", parent="a").root == "a"
     assert upsert(desk, "b", parent="a").root == "a"
 
