@@ -111,8 +111,8 @@ def restore_event(
     """Store an event of another store as the operation that made it would, once.
 
     It is known again as that operation knows it. One that has no key is known where it says the same at the same time
-    as one behind the sequence `after`: the sequence, here, of the event before it. `thread_root` is the number, here, of the
-    message that the message's thread begins with; one that is there and has none gets it.
+    as one behind the sequence `after`, which is that of the event before it, here. `thread_root` is the number, here,
+    of the message that the message's thread begins with; one that is there and has none gets it.
 
     Raises `OutputIdentityCollisionError` and `EventConflictError` where another event has its key,
     `RoomNotFoundError`, `PayloadNotFoundError`, and what else the operation raises.
