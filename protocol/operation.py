@@ -1,5 +1,6 @@
 """Operations and calls: how a typed function travels, the same for the worker's own and a host's."""
 
+import re
 from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import msgspec
@@ -9,6 +10,9 @@ from .nesting import check_depth, is_open, may_be_deep
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_PLACE = re.compile(r"`\$\[(\d+)\]")
+"""The beginning of a place as msgspec tells it, of an array's element."""
 
 Kind = Literal["read", "write", "control"]
 """Which lane serves it: the readers, the writer, or the pipes' own thread."""
@@ -62,10 +66,16 @@ class Operation(Generic[P, R]):
         try:
             arguments = self._decode_arguments(raw)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            raise InvalidRequestError(f"the arguments of {self.name} do not decode: {error}") from error
+            told = _PLACE.sub(self._name_of, str(error), count=1)
+            raise InvalidRequestError(f"the arguments of {self.name} do not decode: {told}") from error
         if self._open and may_be_deep(bytes(raw), depth_max):
             check_depth(arguments, depth_max)
         return arguments
+
+    def _name_of(self, place: re.Match[str]) -> str:
+        """The parameter of an argument that travels by its place."""
+        names, number = self.arguments.__struct_fields__, int(place[1])
+        return f"`{names[number]}" if number < len(names) else place[0]
 
     def decode_result(self, raw: bytes | msgspec.Raw) -> R:
         """The result, or `ProtocolError` where worker and client disagree about its type."""

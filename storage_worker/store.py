@@ -67,6 +67,8 @@ class StoreOperation(Operation[P, R]):
         self.store = store
         self.handler = handler
         self.signature = signature
+        found = inspect.signature(handler)
+        self.__signature__ = found.replace(parameters=list(found.parameters.values())[1:])
         struct = arguments_struct(name, handler.__module__, signature)
         super().__init__(
             f"{store.name}.{name}",

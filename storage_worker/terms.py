@@ -33,7 +33,8 @@ def _unknown(operations: Mapping[str, Served], name: str) -> str:
         return "this worker takes no SQL (sql=False, or --no-sql); use its stores' operations"
     return (
         f"this worker has no operation {name[:140]!r}; it serves {', '.join(stores)[:500]}. A store is named when the"
-        " worker starts: stores=['myapp.storage:notes'], or --store myapp.storage:notes"
+        " worker starts: stores=['myapp.storage:notes'], or --store myapp.storage:notes; one that runs already keeps those"
+        " that it was started with, until `storage-worker stop` or its last client ends it"
     )
 
 

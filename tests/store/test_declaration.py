@@ -1,5 +1,6 @@
 import enum
 import functools
+import inspect
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -81,6 +82,30 @@ class TestWhatTravels:
         assert find.run(noting()[0], arguments) == ["x", "5", "False", "any"]
         with pytest.raises(InvalidRequestError, match=r"notes\.find"):
             find("x", 20, True, exact=True)  # type: ignore[misc]
+
+    def test_its_signature_is_that_of_the_handler_without_the_transaction(self) -> None:
+        notes = Store("notes")
+
+        @notes.read
+        def find(tx: Transaction, text: str, limit: int = 20, *, exact: bool) -> list[str]:
+            return [text, str(limit), str(exact)]
+
+        assert str(inspect.signature(find)) == "(text: str, limit: int = 20, *, exact: bool) -> list[str]"
+
+    def test_an_argument_that_does_not_decode_is_named(self) -> None:
+        notes = Store("notes")
+
+        @notes.read
+        def find(tx: Transaction, text: str, tags: list[str], *, limit: int = 20) -> list[str]:
+            return [text, *tags, str(limit)]
+
+        for values, place in (
+            ([5, []], "`text`"),
+            (["x", ["a", 5]], r"`tags\[1\]`"),
+            (["x", [], "many"], "`limit`"),
+        ):
+            with pytest.raises(InvalidRequestError, match=f"- at {place}$"):
+                encoded(notes, "notes.find", values)
 
     def test_defaults_travel_with_the_call(self) -> None:
         notes = Store("notes")
