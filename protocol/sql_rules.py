@@ -28,12 +28,22 @@ OWN_PREFIX: Final = "_sw_"
 _LEAD = re.compile(r"(?:\s|--[^\n]*(?:\n|\Z)|/\*.*?\*/)*", re.DOTALL)
 _VACUUM = re.compile(r"vacuum\b", re.IGNORECASE)
 _ALTER = re.compile(r"alter\b", re.IGNORECASE)
+_READING = re.compile(r"(?:select|with|values|explain|pragma)\b", re.IGNORECASE)
 
 
 def has_statement(sql: str) -> bool:
     """Whether a text is more than white space, comments and semicolons."""
     start = _LEAD.match(sql)
     return bool(sql[start.end() if start else 0 :].strip(" \t\n\r;"))
+
+
+def may_only_read(sql: str) -> bool:
+    """Whether a statement is of a kind that can only read.
+
+    SQLite calls a `drop ... if exists` that finds nothing read-only, too, and the same text changes something later.
+    """
+    start = _LEAD.match(sql)
+    return _READING.match(sql, start.end() if start else 0) is not None
 
 
 def text_reason(sql: str) -> str | None:

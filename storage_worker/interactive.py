@@ -14,7 +14,7 @@ from .protocol.errors import InvalidRequestError, StorageError, TransactionExpir
 from .protocol.framing import frame
 from .protocol.limits import Limits
 from .protocol.statements import COMMIT, ROLLBACK, SAVEPOINT
-from .receipts import fingerprint
+from .receipts import Unsettled, fingerprint
 from .watch import FatalError, TransactionGoneError, cancelled, deadline_exceeded
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class OpenSavepoint(NamedTuple):
 
     name: str
     calls: int
-    receipts: int
+    receipts: Unsettled
 
 
 class Interactive:

@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from typing import NamedTuple
 
 import msgspec
 
@@ -70,6 +71,16 @@ def _ordered(value: object) -> object:
     return value
 
 
+class Unsettled(NamedTuple):
+    """How many receipts a transaction has added, less what it has trimmed, and how many of them are fences."""
+
+    receipts: int
+    fences: int
+
+
+NOTHING = Unsettled(0, 0)
+
+
 class Receipts:
     """The table of receipts."""
 
@@ -77,8 +88,8 @@ class Receipts:
         self.database = database
         self._limits = limits
         self.status = ReceiptStatus()
-        self.unsettled = 0
-        """How many the open transaction has added, less what it has trimmed."""
+        self.unsettled = NOTHING
+        """What the open transaction has done; who undoes a part of it puts back what stood here before that."""
         self.status.kept = int(database.own("select count(*) from _sw_receipts")[0][0])
 
     def find(self, key: str, print_: bytes) -> tuple[str, bytes] | None:
@@ -130,7 +141,8 @@ class Receipts:
         if not fence:
             return KnownOutcome("not_found")
         self._insert(key, "", b"", FENCE, None)
-        self.status.fenced += 1
+        receipts, fences = self.unsettled
+        self.unsettled = Unsettled(receipts, fences + 1)
         return KnownOutcome("fenced")
 
     def _insert(self, key: str, operation: str, print_: bytes, state: str, result: bytes | None) -> None:
@@ -138,25 +150,28 @@ class Receipts:
             "insert into _sw_receipts(key, operation, fingerprint, state, result, created_ms) values(?,?,?,?,?,?)",
             (key, operation, print_, state, result, time.time_ns() // 1_000_000),
         )
-        self.unsettled += 1
+        receipts, fences = self.unsettled
+        self.unsettled = Unsettled(receipts + 1, fences)
 
     def settle(self, *, committed: bool) -> None:
         """Note whether what was stored since the last call was committed or rolled back."""
         if committed:
-            self.status.kept += self.unsettled
-        self.unsettled = 0
+            self.status.kept += self.unsettled.receipts
+            self.status.fenced += self.unsettled.fences
+        self.unsettled = NOTHING
 
     def trim(self, rows_max: int) -> int:
         """Delete at most so many receipts that are over the age or the count; how many it deleted."""
         oldest_ms = time.time_ns() // 1_000_000 - self._limits.receipts_age_ms_max
-        surplus = max(0, self.status.kept + self.unsettled - self._limits.receipts_count_max)
+        surplus = max(0, self.status.kept + self.unsettled.receipts - self._limits.receipts_count_max)
         rows = self.database.own(
             "select key, created_ms from _sw_receipts order by created_ms limit ?", (rows_max,)
         )
         old = [key for place, (key, created) in enumerate(rows) if place < surplus or created < oldest_ms]
         for key in old:
             self.database.own("delete from _sw_receipts where key = ?", (key,))
-        self.unsettled -= len(old)
+        receipts, fences = self.unsettled
+        self.unsettled = Unsettled(receipts - len(old), fences)
         self.status.trimmed += len(old)
         return len(old)
 

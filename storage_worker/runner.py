@@ -119,6 +119,7 @@ class Runner:
     def _run_in_savepoint(self, job: Job, calls_max: int) -> None:
         """Run any request; it leaves nothing behind where it fails."""
         database = self._database
+        unsettled = self._receipts.unsettled
         tx = Transaction(database, job.result_bytes_max, reads=job.served.kind == "read", calls_max=calls_max)
         try:
             receipt = self._run_keyed(job, tx)
@@ -141,6 +142,7 @@ class Runner:
             # A handler may have swallowed what ended its transaction; that still is what happened.
             error = tx.ended_by or raised
             self._undo_savepoint(error)
+            self._receipts.unsettled = unsettled
             if job.served.plain is not None:
                 database.forget_plain(job.arguments.sql)
             if isinstance(error, Aborted):

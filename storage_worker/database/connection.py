@@ -16,7 +16,7 @@ from ..protocol.errors import (
     result_too_large,
 )
 from ..protocol.limits import Limits
-from ..protocol.sql_rules import has_statement, text_reason
+from ..protocol.sql_rules import has_statement, may_only_read, text_reason
 from ..protocol.statements import Rows
 from ..protocol.values import Value
 from .faults import Aborted, is_disk_fault, typed
@@ -174,7 +174,8 @@ class Database:
 
         def note(cursor: apsw.Cursor, text: str, _: Any) -> bool:
             columns = tuple([str(column[0]) for column in cursor.get_description()])
-            shape = Shape(cursor.is_readonly, columns) if cursor.has_vdbe else None
+            reads = cursor.is_readonly and may_only_read(sql)
+            shape = Shape(reads, columns) if cursor.has_vdbe else None
             found.append((shape, sql.encode()[len(text.encode()) :].decode()))
             return False
 

@@ -253,6 +253,27 @@ def test_a_long_read_in_a_write_lets_its_mates_commit_at_once(
     assert bench.rows("select who from log order by n") == [("mate",), ("reader",)]
 
 
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        ("drop trigger if exists late", "create trigger late after insert on t begin select 1; end"),
+        ("create trigger if not exists early after insert on t begin select 1; end", "drop trigger early"),
+        ("reindex", "create index late on t(a)"),
+    ],
+)
+def test_what_changes_nothing_now_is_no_query(bench: Workbench, text: str, change: str) -> None:
+    bench.execute("create trigger early after insert on t begin select 1; end")
+    # SQLite calls it read-only as long as it finds nothing to do.
+    for _ in range(2):
+        bench.run_all()
+        before = bench.rows("select name from sqlite_schema order by name")
+        refused = bench.handler(lambda tx: tx.query(text))
+        bench.run_all()
+        assert failure(refused).code == "storage_invalid_request"
+        assert bench.rows("select name from sqlite_schema order by name") == before
+        bench.execute(change)
+
+
 @pytest.mark.parametrize("known", [False, True])
 def test_a_deadline_in_the_middle_of_a_group(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch, known: bool

@@ -33,10 +33,10 @@ from storage_worker.protocol.statements import (
     OutcomeQuestion,
     Statement,
 )
-from storage_worker.receipts import fingerprint
+from storage_worker.receipts import NOTHING, fingerprint
 from tests.worker.conftest import RunningWorker, StartWorker
 from tests.worker.raw import wait_until_waiting
-from tests.worker.workbench import OneClient, Workbench, failure, result, rows_of
+from tests.worker.workbench import OneClient, Workbench, end_deadline, failure, result, rows_of
 
 INSERT = "insert into t(a) values(?) returning id, a"
 
@@ -62,7 +62,7 @@ def assert_receipts(bench: Workbench, *keys: str) -> None:
     """These are kept and no others, and the count that trimming goes by is right."""
     assert sorted(key for (key,) in bench.rows("select key from _sw_receipts")) == sorted(keys)
     assert bench.writer.receipts.status.kept == len(keys)
-    assert bench.writer.receipts.unsettled == 0
+    assert bench.writer.receipts.unsettled == NOTHING
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -204,6 +204,29 @@ def test_a_fence_keeps_a_late_original_out(bench: Workbench) -> None:
     assert ask(bench, "k", fence=True) == ask(bench, "k") == KnownOutcome("fenced")
     assert values(bench) == []
     assert_receipts(bench, "k")
+
+
+def test_a_fence_whose_time_is_over_counts_for_nothing(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receipts = bench.writer.receipts
+    insert = receipts._insert
+
+    def insert_late(*values: Any) -> None:
+        insert(*values)
+        end_deadline(late)
+
+    monkeypatch.setattr(receipts, "_insert", insert_late)
+    bench.execute(INSERT, 7)
+    late = bench.ask(OUTCOME, OutcomeQuestion("k", fence=True))
+    bench.run_all()
+    assert failure(late).outcome == "not_committed"
+    monkeypatch.undo()
+    assert_receipts(bench)
+    assert receipts.status.fenced == 0
+    assert ask(bench, "k", fence=True) == KnownOutcome("fenced")
+    assert_receipts(bench, "k")
+    assert receipts.status.fenced == 1
 
 
 # Trimming
