@@ -223,7 +223,7 @@ class AsyncClient:
     async def backup(
         self, target: str | os.PathLike[str], *, timeout: float | None = None, retries: int | None = None
     ) -> int:
-        """See `Client.backup`."""
+        """See `Client.backup`; payloads are copied by `copy_payloads` with a `Client`, in a thread."""
         return await self._line.run(calls.backup(target), agree(self.limits, timeout, retries=retries))
 
     async def check(self, *, timeout: float | None = None, retries: int | None = None) -> list[Finding]:

@@ -247,11 +247,18 @@ class Client:
     def backup(
         self, target: str | os.PathLike[str], *, timeout: float | None = None, retries: int | None = None
     ) -> int:
-        """Copy the database to a path that does not exist yet; the copy's bytes. Needs the role `admin`."""
+        """Copy the database to a path that does not exist yet; the copy's bytes. Needs the role `admin`.
+
+        The files of a conversation store's payloads are not in it: `copy_payloads(client, target)` of
+        `storage_worker.conversation.payload_copies` puts them beside the copy, within the next hour.
+        """
         return self._line.run(calls.backup(target), agree(self.limits, timeout, retries=retries))
 
     def check(self, *, timeout: float | None = None, retries: int | None = None) -> list[Finding]:
-        """Check the whole database; what is wrong with it, nothing where it is sound."""
+        """Check the whole database; what is wrong with it, nothing where it is sound.
+
+        Payloads are files beside it: `payload_client.check` of `storage_worker.conversation` looks at those.
+        """
         return self._line.run(calls.CHECK_CALL, agree(self.limits, timeout, retries=retries))
 
     def stop(self, *, timeout: float | None = None) -> None:

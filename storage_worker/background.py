@@ -10,6 +10,7 @@ from .admission import Lane
 from .database.connection import Backup, Database
 from .database.opening import OPTIMIZE
 from .execution import decode, fail, succeed
+from .filesystem import SIDE_DIRECTORY_SUFFIX
 from .peer import Job
 from .protocol.errors import DatabasePathError, OverloadedError, StorageError
 from .protocol.limits import Limits
@@ -266,7 +267,7 @@ def _checked_target(path: str, database_path: str) -> str:
         )
     real = os.path.realpath(path)
     own = [database_path + suffix for suffix in ("", *SIDE_SUFFIXES)]
-    if real in own or real.startswith(f"{database_path}-sw/"):
+    if real in own or real.startswith(f"{database_path}{SIDE_DIRECTORY_SUFFIX}/"):
         raise DatabasePathError(
             f"{path} is a file of the database itself; name another", details={"file": path}
         )

@@ -3,7 +3,7 @@
 import json as standard_json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, cast, get_args
@@ -13,7 +13,7 @@ import psutil
 import typer
 from rich.text import Text
 
-from . import cli_conversation, cli_status, launch
+from . import cli_conversation, cli_status, conversation_client, launch
 from .cli_output import (
     CLIENT_NAME,
     EXIT_FINDINGS,
@@ -22,16 +22,20 @@ from .cli_output import (
     TimeoutOption,
     examples,
     print_result,
+    tidy_ending,
     typed_errors,
 )
 from .client.client import Client
-from .filesystem import check_path
+from .conversation import payload_client
+from .conversation.payload_copies import copy_payloads
+from .filesystem import SIDE_DIRECTORY_SUFFIX, check_path
 from .foreground import Foreground
 from .ownership import is_owned
 from .protocol.errors import (
     DatabasePathError,
     DeadlineExceededError,
     InvalidRequestError,
+    StorageCorruptError,
 )
 from .protocol.limits import DEFAULT_LIMITS, Limits
 from .protocol.values import Value
@@ -55,16 +59,23 @@ app = typer.Typer(
 )
 
 
-def _running_or_started(path: Path, timeout: float, *, may_make: bool = False) -> Client:
-    """A client of the worker that serves the path, or of a shared one that is started for it."""
+def _running_or_started(
+    path: Path, timeout: float, *, may_make: bool = False, stores: Sequence[str] = ()
+) -> Client:
+    """A client of the worker that serves the path, or of a shared one that is started for it with some stores."""
     if not path.exists() and not may_make:
         raise DatabasePathError(
             f"there is no database {path}; `serve`, or `sql --write`, makes one",
             details={"path": os.path.abspath(path)},
         )
     # A client by path keeps the shared worker until the other one, with the role for it, is there.
-    with launch.connect(path, name=CLIENT_NAME, timeout=timeout):
+    with launch.connect(path, name=CLIENT_NAME, timeout=timeout, stores=stores):
         return launch.find(path, role="admin", name=CLIENT_NAME, timeout=timeout)
+
+
+def _stores_in(path: Path) -> list[str]:
+    """The conversation store where a database has it, so that a worker can be asked for payloads; it would make it."""
+    return [conversation_client.STORE] if path.exists() and conversation_client.has_store(path) else []
 
 
 def _limits(settings: list[str]) -> Limits:
@@ -228,33 +239,91 @@ def _own_words() -> Iterator[None]:
 
 @app.command(epilog=examples("storage-worker check app.db", "storage-worker check app.db --json"))
 def check(path: PathArgument, timeout: TimeoutOption = 600.0, json: JsonOption = False) -> None:
-    """Check the whole database: pages, indexes, constraints, foreign keys; exit status 1 with findings."""
-    with typed_errors(json=json), _running_or_started(path, timeout) as client:
-        findings = [finding.text for finding in client.check(timeout=timeout)]
+    """Check the whole database: pages, indexes, constraints, foreign keys; exit status 1 with findings.
+
+    Where it has the conversation store all payloads are read and checked, too, unless a worker that was started
+    without that store is running: that is told.
+    """
+    with typed_errors(json=json):
+        stores = _stores_in(path)
+        with _running_or_started(path, timeout, stores=stores) as client:
+            findings = [finding.text for finding in client.check(timeout=timeout)]
+            unchecked = _check_payloads(client, path, findings, timeout) if stores else None
+    told = findings or [f"{path} is sound"]
     print_result(
-        lambda: Text("\n".join(findings) or f"{path} is sound"),
-        lambda: {"sound": not findings, "findings": findings},
+        lambda: Text("\n".join(told if unchecked is None else [*told, unchecked])),
+        lambda: {"sound": not findings, "findings": findings, "unchecked": unchecked},
         json=json,
     )
     if findings:
         raise typer.Exit(EXIT_FINDINGS)
 
 
+def _check_payloads(client: Client, path: Path, findings: list[str], timeout: float) -> str | None:
+    """Add what is wrong with payloads to findings; why they were not checked, None where they were."""
+    try:
+        findings += [
+            f"payload {found.payload}: {found.text}"
+            for found in payload_client.check(client, timeout=timeout)
+        ]
+    except InvalidRequestError:
+        return (
+            "payloads were not checked: the worker that runs was started without the conversation store; stop it"
+            f" (storage-worker stop {path}) and check again"
+        )
+    except StorageCorruptError as error:
+        # The database's own findings must not be lost with it.
+        findings.append(f"payloads: {error.message}")
+    return None
+
+
 @app.command(epilog=examples("storage-worker backup app.db /backups/app-monday.db"))
 def backup(
     path: PathArgument,
     target: Annotated[Path, typer.Argument(help="The copy; it must not exist yet.", show_default=False)],
-    timeout: TimeoutOption = 600.0,
+    timeout: Annotated[
+        float,
+        typer.Option(min=0.01, max=600.0, help="Seconds for the database; its payloads take what they take."),
+    ] = 600.0,
     json: JsonOption = False,
 ) -> None:
-    """Copy the database while it is in use; the copy is one consistent state of it."""
-    with typed_errors(json=json), _running_or_started(path, timeout) as client:
+    """Copy the database while it is in use; the copy is one consistent state of it.
+
+    Payloads of the conversation store are copied, too, into the directory TARGET-sw: keep the two together. Exit
+    status 1 where a payload is damaged or missing: then the copy has everything else.
+    """
+    with typed_errors(json=json), _running_or_started(path, timeout, stores=_stores_in(path)) as client:
         count = client.backup(target, timeout=timeout)
+        with tidy_ending(), _removed_after_error(target):
+            copied = copy_payloads(client, target)
+    findings = [f"payload {found.payload}: {found.text}" for found in copied.findings]
+    told = f"copied {path} to {target}: {size(count)}"
+    if copied.payloads:
+        are = "1 payload" if copied.payloads == 1 else f"{copied.payloads:,} payloads"
+        told += f", and {are}, {size(copied.bytes)}, to {target}{SIDE_DIRECTORY_SUFFIX}"
     print_result(
-        lambda: Text(f"copied {path} to {target}: {size(count)}"),
-        lambda: {"target": os.path.abspath(target), "bytes": count},
+        lambda: Text("\n".join([told, *findings])),
+        lambda: {
+            "target": os.path.abspath(target),
+            "bytes": count,
+            "payloads": copied.payloads,
+            "payload_bytes": copied.bytes,
+            "findings": findings,
+        },
         json=json,
     )
+    if findings:
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+@contextmanager
+def _removed_after_error(target: Path) -> Iterator[None]:
+    """A database whose payloads cannot be copied must not lie about as a copy."""
+    try:
+        yield
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
 
 
 @app.command(epilog=examples("storage-worker stop app.db", "storage-worker stop app.db --timeout 60"))

@@ -23,6 +23,7 @@ from .cli_output import (
     examples,
     print_json,
     print_result,
+    tidy_ending,
     typed_errors,
 )
 from .client.client import Client
@@ -30,7 +31,7 @@ from .client.terms import deadline_after, seconds_left
 from .conversation import payload_client
 from .conversation.records import Event, Observation, Page, PayloadRef
 from .conversation_views import conversation_view, import_view, rooms_view, sessions_view
-from .exporting import export_lines, write_lines, write_out
+from .exporting import STANDARD_OUTPUT, export_lines, write_lines, write_out
 from .import_fleet import PROCESSES_DEFAULT, PROCESSES_MAX, Summary, import_paths, input_bytes
 from .protocol.errors import (
     DatabasePathError,
@@ -77,11 +78,12 @@ class _Reader:
 
 @contextmanager
 def _reader(path: Path, timeout: float) -> Iterator[_Reader]:
-    """A reader of a database; a shared worker is started where none runs, but no database is made."""
+    """A reader of a database; a shared worker is started where none runs, but no database and no store is made."""
     if not path.exists():
         raise DatabasePathError(
             f"there is no database {path}; `import` makes one", details={"path": os.path.abspath(path)}
         )
+    conversation_client.require_store(path)
     deadline_ns = deadline_after(timeout, DEFAULT_LIMITS)
     with conversation_client.connect(path, role="read", name=CLIENT_NAME, timeout=timeout) as client:
         yield _Reader(client, deadline_ns)
@@ -139,13 +141,14 @@ def _summary_plain(summary: Summary) -> dict[str, Any]:
 @app.command(
     epilog=examples(
         "storage-worker export app.db everything.jsonl",
-        "storage-worker export app.db --session 4f7c > session.jsonl",
+        "storage-worker export app.db - --session 4f7c > session.jsonl",
     )
 )
 def export(
     path: PathArgument,
     file: Annotated[
-        Path | None, typer.Argument(help="Where to write; standard output by default.", dir_okay=False)
+        Path | None,
+        typer.Argument(help="Where to write; - is standard output, as is none.", dir_okay=False),
     ] = None,
     session: Annotated[
         str | None, typer.Option(help="Only this session: its id, or what no other id begins with.")
@@ -159,7 +162,8 @@ def export(
     """Write a session, a room or everything as JSON lines, payloads included; `import` takes them back.
 
     FILE is there whole or stays as it was. Its last line says how many events there are. Exit status 1 where a payload
-    cannot be read: then the export has everything else.
+    cannot be read: then the export has everything else. Compare two exports without stream_id and the numbers of
+    messages, which each database gives itself.
     """
     if session is not None and room is not None:
         raise typer.BadParameter("name a session or a room, not both")
@@ -172,13 +176,15 @@ def export(
         missing += 1
         stderr.print(printable(str(problem)), markup=False, highlight=False, soft_wrap=True)
 
-    with typed_errors(json=False), _reader(path, call_timeout) as reader:
+    with typed_errors(json=False), tidy_ending(), _reader(path, call_timeout) as reader:
         found = None if session is None else _session_id(reader, session)
-        lines = export_lines(reader.client, found, room, on_problem=tell, timeout=call_timeout)
-        if file is None:
+        is_out = file is None or str(file) == "-"
+        name = STANDARD_OUTPUT if is_out else str(file)
+        lines = export_lines(reader.client, found, room, name=name, on_problem=tell, timeout=call_timeout)
+        if is_out:
             write_out(lines, sys.stdout.buffer)
         else:
-            write_lines(lines, str(file), str(path))
+            write_lines(lines, name, str(path))
     if missing:
         raise typer.Exit(EXIT_FINDINGS)
 

@@ -1,9 +1,11 @@
 """What all commands share: how results and errors are printed, and with which status a command ends."""
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -44,6 +46,24 @@ def typed_errors(*, json: bool, writes: bool = False) -> Iterator[None]:
         else:
             Console(stderr=True).print(error_view(error, writes=writes), soft_wrap=True)
         raise typer.Exit(EXIT_STORAGE_ERROR) from error
+
+
+@contextmanager
+def tidy_ending() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as SIGINT does, so that it removes what it has begun to write.
+
+    The exit status is then 128 and the number of the signal, as a shell tells it.
+    """
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def print_json(value: Any) -> None:

@@ -1,6 +1,9 @@
 """A client of the conversation store of a database, for the commands: connected, and known to find that store."""
 
 import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -8,15 +11,48 @@ import psutil
 from . import conversation, launch
 from .address import SCHEME
 from .client.client import Client
+from .client.local_guard import typed
 from .client.terms import deadline_after, seconds_left
+from .filesystem import check_path
 from .protocol.envelope import Role
 from .protocol.errors import InvalidRequestError
 from .protocol.limits import DEFAULT_LIMITS
 
 STORE: Final = "storage_worker.conversation:store"
 
+_TABLE: Final = "select 1 from sqlite_master where type = 'table' and name = 'conversation_events'"
+
 IDLE_SECONDS_MAX: Final = DEFAULT_LIMITS.shared_idle_ms / 1000 + launch.CHECKPOINT_SECONDS_MAX
 """How long a shared worker without clients takes to end."""
+
+
+def has_store(path: str | os.PathLike[str]) -> bool | None:
+    """Whether the conversation store is in a database; None where this process's SQLite cannot tell.
+
+    Only looks: makes no file, changes none, starts no worker. Raises `DatabasePathError` where no worker can serve the
+    path, `StorageCorruptError` where it holds no database.
+    """
+    real = check_path(path)
+    # SQLite would make the files of the WAL again beside a database that was closed; then nobody has it open.
+    mode = "mode=ro" if os.path.exists(f"{real}-wal") else "mode=ro&immutable=1"
+    try:
+        with closing(sqlite3.connect(f"{Path(real).as_uri()}?{mode}", uri=True)) as database:
+            return bool(database.execute(_TABLE).fetchall())
+    except sqlite3.Error as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_NOTADB:
+            raise typed(error, real, "", _TABLE) from error
+        # The worker's own may be newer, and tells what is wrong otherwise.
+        return None
+
+
+def require_store(path: str | os.PathLike[str]) -> None:
+    """Raise `InvalidRequestError` where a database has no conversation store; else as `has_store`."""
+    if has_store(path) is False:
+        raise InvalidRequestError(
+            f"there is no conversation store in {os.fspath(path)}; `storage-worker import` makes one, and so does a"
+            f" worker that is started with stores=[{STORE!r}]",
+            details={"store": STORE},
+        )
 
 
 def connect(target: str | os.PathLike[str], *, role: Role, name: str, timeout: float) -> Client:

@@ -17,6 +17,7 @@ from .conversation.records import Event, Historic, Navigation, PayloadRef, Room,
 from .import_fleet import Summary
 from .import_session import FINISHED
 from .tables import printable, size
+from .transcripts.formats import WITH_ITS_LOG
 from .transcripts.records import RECORD
 
 TEXT_CHARS_SHOWN: Final = 2_000
@@ -53,8 +54,11 @@ _MARKS: Final = {
 
 def rooms_view(rooms: Iterable[Room], *, more: str) -> RenderableType:
     """A table of rooms; `more` says how to see the others, "" where there are none."""
+    listed = list(rooms)
+    if not listed:
+        return Text("no rooms")
     table = _table("room", "title", "messages", "made", "state")
-    for room in rooms:
+    for room in listed:
         state = ["default"] if room.is_default else []
         if room.archived_ms is not None:
             state.append(f"archived {_when(room.archived_ms)}")
@@ -71,6 +75,8 @@ def rooms_view(rooms: Iterable[Room], *, more: str) -> RenderableType:
 def sessions_view(sessions: Iterable[Navigation], *, more: str) -> RenderableType:
     """A table of sessions, their rooms only where that leaves space for the last message; `more` as for rooms."""
     listed = list(sessions)
+    if not listed:
+        return Text("no sessions")
     tables = (_sessions_table(listed, with_room=with_room) for with_room in (True, False))
     return _with_more(_WithWholeIds(*tables), more)
 
@@ -105,7 +111,7 @@ class _WithWholeIds:
 
         def width(table: Table, number: int) -> int:
             cells = table.columns[number].cells
-            return max(Measurement.get(console, unbounded, cell).maximum for cell in cells)
+            return max((Measurement.get(console, unbounded, cell).maximum for cell in cells), default=0)
 
         def needed(table: Table) -> int:
             cut = max(0, width(table, -1) - LAST_CHARS_MIN)
@@ -147,8 +153,11 @@ def conversation_view(events: Iterable[Historic], read_text: ReadText | None) ->
 
     With `read_text` no text is cut and nothing is left out; it is asked for each text when its message is shown.
     """
+    shown = list(events)
+    if not shown:
+        yield Text("no events")
     hidden = 0
-    for historic in events:
+    for historic in shown:
         if historic.message is not None:
             yield _message(historic.event, historic.message, read_text)
         elif read_text is None and historic.event.type in _OF_IMPORTS:
@@ -229,7 +238,7 @@ def _when(milliseconds: int) -> str:
 
 def import_view(summary: Summary) -> RenderableType:
     """What an import did, by format, and what it could not."""
-    table = _table("format", "new sessions", "there before", "records", "events", "added", "size")
+    table = _table("format", "new or grown", "there before", "records", "events", "added", "size")
     for column in table.columns[1:]:
         column.justify = "right"
     rows = [*sorted(summary.formats.items()), *([("all", summary.total)] if len(summary.formats) > 1 else [])]
@@ -250,12 +259,17 @@ def import_view(summary: Summary) -> RenderableType:
             style="bold" if name == "all" else "",
         )
     parts: list[RenderableType] = [table] if rows else [Text("nothing to import")]
-    if summary.skipped:
-        names = [printable(each.path) for each in summary.skipped[:SKIPPED_SHOWN_MAX]]
-        more = [f"… and {len(summary.skipped) - len(names):,} more; --json names all"]
-        lines = names + (more if len(summary.skipped) > len(names) else [])
-        are = "that is no transcript" if len(summary.skipped) == 1 else "that are no transcripts"
-        told = f"skipped {_count(len(summary.skipped), 'file')} {are}:"
+    links = sum(each.reason == WITH_ITS_LOG for each in summary.skipped)
+    if links:
+        are = "is read with its log" if links == 1 else "are read with their logs"
+        parts.append(Text(f"{_count(links, 'file')} of links {are}", style="dim"))
+    skipped = [each for each in summary.skipped if each.reason != WITH_ITS_LOG]
+    if skipped:
+        names = [printable(each.path) for each in skipped[:SKIPPED_SHOWN_MAX]]
+        more = [f"… and {len(skipped) - len(names):,} more; --json names all"]
+        lines = names + (more if len(skipped) > len(names) else [])
+        are = "that is no transcript" if len(skipped) == 1 else "that are no transcripts"
+        told = f"skipped {_count(len(skipped), 'file')} {are}:"
         parts.append(Text("\n  ".join([told, *lines]), style="dim"))
     shown = summary.problems[:PROBLEMS_SHOWN_MAX]
     parts += [Text(printable(str(problem)), style="yellow") for problem in shown]

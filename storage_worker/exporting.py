@@ -13,10 +13,10 @@ import msgspec
 from . import conversation
 from .client.client import Client
 from .conversation import payload_client
+from .conversation.bounds import STATES_COUNT_MAX
 from .conversation.errors import PayloadNotFoundError
-from .conversation.history import STANDINGS_COUNT_MAX
 from .conversation.records import Event, Historic, Page, PayloadRef, Room, Said, Session, decode_object
-from .filesystem import failure_of_file
+from .filesystem import failure_of_file, sync_directory
 from .ownership import SidePaths
 from .protocol.errors import DatabasePathError, InvalidRequestError, StorageCorruptError, StorageError
 from .protocol.operation import Call
@@ -33,17 +33,19 @@ from .transcripts.exports import (
     PayloadLine,
     RoomLine,
     SessionLine,
-    StandingLine,
+    SessionStateLine,
 )
 from .transcripts.records import Problem
 
 T = TypeVar("T")
 L = TypeVar("L", bound=msgspec.Struct)
 
-EXPORT: Final = "the export"
-"""How a problem names what is being written."""
+STANDARD_OUTPUT: Final = "standard output"
+"""How a problem names what is being written where that is no file."""
 
-PAYLOADS_REMEMBERED: Final = 10_000
+_ADVICE: Final = "import a good export or put its body again, then export again"
+
+PAYLOADS_REMEMBERED_COUNT_MAX: Final = 10_000
 """Payloads that are known to stand in the export already; one that is forgotten stands there again."""
 
 
@@ -52,20 +54,21 @@ def export_lines(
     session: str | None = None,
     room: str | None = None,
     *,
+    name: str = STANDARD_OUTPUT,
     on_problem: Callable[[Problem], None],
     timeout: float | None = None,
 ) -> Iterator[bytes]:
     """Lines, each with its newline, of a session, of a room, or of everything; what comes meanwhile may be among them.
 
-    A payload that cannot be read is missing: `on_problem` is told which, and in which line of the export. `timeout` is
-    in seconds, for each call. Raises `InvalidRequestError` where both are named, `SessionNotFoundError`,
+    A payload that cannot be read is missing: `on_problem` is told which, and in which line of the file with that
+    `name`. `timeout` is in seconds, for each call. Raises `InvalidRequestError` where both are named, `SessionNotFoundError`,
     `RoomNotFoundError`.
     """
     if session is not None and room is not None:
         raise InvalidRequestError(
             "an export is of a session, of a room, or of everything; name one of the two"
         )
-    return _Writing(client, on_problem, timeout).lines(session, room)
+    return _Writing(client, name, on_problem, timeout).lines(session, room)
 
 
 def all_pages(
@@ -83,10 +86,13 @@ def all_pages(
 
 
 class _Writing:
-    """Puts before each event what it refers to and was not written yet, and behind them how their sessions stand."""
+    """Puts before each event what it refers to and was not written yet, and behind them the states of their sessions."""
 
-    def __init__(self, client: Client, on_problem: Callable[[Problem], None], timeout: float | None) -> None:
+    def __init__(
+        self, client: Client, name: str, on_problem: Callable[[Problem], None], timeout: float | None
+    ) -> None:
         self._client = client
+        self._name = name
         self._on_problem = on_problem
         self._timeout = timeout
         self._written = 0
@@ -95,7 +101,7 @@ class _Writing:
         self._payloads: OrderedDict[PayloadRef, None] = OrderedDict()
 
     def lines(self, session: str | None, room: str | None) -> Iterator[bytes]:
-        """All lines of an export: the head, rooms and sessions, events with what they refer to, standings, the end."""
+        """All lines of an export: the head, rooms and sessions, events with what they refer to, states, the end."""
         for line in self._lines(session, room):
             self._written += 1
             yield line
@@ -118,7 +124,7 @@ class _Writing:
         for historic in self._pages(lambda after: conversation.history(session, after, room=room)):
             yield from self._event(historic)
             count += 1
-        yield from self._standings()
+        yield from self._session_states()
         yield _line(End(events=count))
 
     def _all_rooms_and_sessions(self, room: str | None) -> Iterator[bytes]:
@@ -149,17 +155,17 @@ class _Writing:
                 yield from self._room(session.room)
                 yield _line(_copy(session, SessionLine))
 
-    def _standings(self) -> Iterator[bytes]:
-        """How all sessions stand that were named, which may be behind the last event that was written of them."""
+    def _session_states(self) -> Iterator[bytes]:
+        """The states of all sessions that were named, which may be behind the last event that was written of them."""
         names = list(self._sessions)
-        for begin in range(0, len(names), STANDINGS_COUNT_MAX):
-            part = names[begin : begin + STANDINGS_COUNT_MAX]
-            for found in self._call(conversation.session_standings(part)):
+        for begin in range(0, len(names), STATES_COUNT_MAX):
+            part = names[begin : begin + STATES_COUNT_MAX]
+            for found in self._call(conversation.session_states(part)):
                 shown = found.shown
                 yield from self._room(shown.room)
                 made = None if found.session is None else _copy(found.session, MadeFields)
                 yield _line(
-                    StandingLine(
+                    SessionStateLine(
                         session=shown.session,
                         room=shown.room,
                         shown_status=shown.status,
@@ -182,19 +188,22 @@ class _Writing:
             return
         try:
             yield from self._parts(ref)
-        except (StorageCorruptError, PayloadNotFoundError) as error:
-            yield self._missing(ref, event, str(error))
+        except PayloadNotFoundError:
+            yield self._missing(ref, event, "the store has none with this hash and these names")
+        except StorageCorruptError as error:
+            # What its message says beside the reason is told of the event.
+            yield self._missing(ref, event, str(error.details.get("reason", error.message)))
         self._payloads[ref] = None
-        if len(self._payloads) > PAYLOADS_REMEMBERED:
+        if len(self._payloads) > PAYLOADS_REMEMBERED_COUNT_MAX:
             self._payloads.popitem(last=False)
 
     def _missing(self, ref: PayloadRef, event: Event, reason: str) -> bytes:
         """The line that stands for a payload, or for the rest of it, after telling that it is missing."""
         told = (
             f"the payload {ref.sha256} ({ref.content_type}, {ref.retention_class}) of the event {event.sequence} of the"
-            f" session {event.session!r} is missing: {reason}"
+            f" session {event.session!r} cannot be read: {reason}; {_ADVICE}"
         )
-        self._on_problem(Problem(EXPORT, self._written + 1, told))
+        self._on_problem(Problem(self._name, self._written + 1, told))
         return _line(
             MissingLine(
                 sha256=ref.sha256,
@@ -294,7 +303,7 @@ def write_lines(lines: Iterable[bytes], path: str, database: str) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise
-        _sync_directory(os.path.dirname(real))
+        sync_directory(os.path.dirname(real))
 
 
 def write_out(lines: Iterable[bytes], file: BinaryIO) -> None:
@@ -343,11 +352,3 @@ def _is_same(one: str, other: str) -> bool:
         return os.path.samefile(one, other)
     except FileNotFoundError:
         return False
-
-
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,6 +16,9 @@ from .protocol.errors import DatabasePathError, StorageError, StorageFullError
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 
+SIDE_DIRECTORY_SUFFIX = "-sw"
+"""What the name of a database has behind it in that of the directory with its worker's files."""
+
 JOURNAL_SUFFIX = "-journal"
 """The longest that SQLite hangs onto a database's name."""
 
@@ -204,6 +207,15 @@ def private_directory(path: str) -> None:
             place.chmod(DIRECTORY_MODE)
     except OSError as error:
         raise failure_of_file("cannot make or open the directory", path, error) from error
+
+
+def sync_directory(path: str) -> None:
+    """Have what was made, renamed and removed in a directory survive a power loss. Raises `OSError`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def make_private(real: str) -> None:

@@ -15,9 +15,10 @@ from .client.client import Client
 from .conversation.canonical import canonical_json
 from .conversation.errors import PayloadNotFoundError
 from .conversation.event_restores import EventCopy
+from .conversation.payload_files import encoding_of
 from .conversation.payloads import offer_payload
 from .conversation.records import Body, MessagePlace, PayloadRef, Provenance, Sender
-from .conversation.restores import Made, Shown
+from .conversation.session_restores import Made, Shown
 from .import_session import RECORD_ERRORS, Imported, PatientClient, Report
 from .protocol.errors import StorageCorruptError
 from .protocol.limits import MIB
@@ -33,7 +34,7 @@ from .transcripts.exports import (
     PayloadLine,
     RoomLine,
     SessionLine,
-    StandingLine,
+    SessionStateLine,
 )
 from .transcripts.files import UnreadableError
 from .transcripts.records import Problem, Transcript
@@ -151,7 +152,7 @@ class _Payloads:
             found = self._client.ask(offer).ref
             if found is None:
                 size = named.size_bytes
-                return PayloadRef(named.sha256, kind, line.retention_class, size, size, "identity")
+                return PayloadRef(named.sha256, kind, line.retention_class, size, size, encoding_of(size))
             self._put[key] = found
         return found
 
@@ -254,8 +255,8 @@ class _ExportImport:
                 self._payloads.give_up(line)
             case EventLine():
                 self._restore_event(number, line)
-            case StandingLine():
-                self._restore_standing(line)
+            case SessionStateLine():
+                self._restore_session_state(line)
             case Head() | End():
                 raise UnreadableError(
                     "a head or an end stands in the middle: were two exports put into one file?"
@@ -281,26 +282,28 @@ class _ExportImport:
 
     def _restore_session(self, line: SessionLine) -> None:
         self._need_room(line.room)
-        self._sessions.add(line.id)
         call = conversation.restore_session(
             line.id, line.room, parent=line.parent, root=line.root, created_ms=line.created_ms
         )
-        if self._client.ask(call):
-            self._changed.add(line.id)
+        self._count(line.id, is_new=self._client.ask(call))
 
-    def _restore_standing(self, line: StandingLine) -> None:
+    def _count(self, session: str, *, is_new: bool) -> None:
+        """Count a session that is there, as one that was given something where that is new."""
+        self._sessions.add(session)
+        if is_new:
+            self._changed.add(session)
+
+    def _restore_session_state(self, line: SessionStateLine) -> None:
         self._need_room(line.room)
-        self._sessions.add(line.session)
         last = self._last.get(line.session)
-        call = conversation.restore_standing(
+        call = conversation.restore_session_state(
             line.session,
             line.room,
             0 if last is None else last.stream_id,
             Shown(line.shown_status, line.shown_preview, line.shown_activity_ms),
             None if line.made is None else Made(**msgspec.structs.asdict(line.made)),
         )
-        if self._client.ask(call):
-            self._changed.add(line.session)
+        self._count(line.session, is_new=self._client.ask(call))
 
     # Events
 
@@ -320,8 +323,7 @@ class _ExportImport:
                 raise
             raise UnreadableError(reason) from error
         self._report.event(is_new=done.created)
-        if done.created:
-            self._changed.add(line.session)
+        self._count(line.session, is_new=done.created)
         place = _Place(done.sequence, done.stream_id)
         self._before[line.session] = place.sequence
         self._last[line.session] = max(place, self._last.get(line.session, place))

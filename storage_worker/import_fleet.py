@@ -47,7 +47,7 @@ PROBLEMS_COUNT_MAX: Final = 10_000
 
 
 class FormatCount(msgspec.Struct):
-    """What was imported of one format; `known` of its `sessions` were there already and left alone."""
+    """What was imported of one format: `sessions` stand in the store now, `known` of them were left alone."""
 
     sessions: int = 0
     known: int = 0
@@ -104,7 +104,7 @@ def import_paths(
     fleet = _Fleet(os.fspath(target), processes)
     try:
         fleet.check()
-        found = formats.joined(_transcripts(paths, summary, progress))
+        found = formats.join_sessions(_transcripts(paths, summary, progress))
         for _, each in itertools.groupby(found, _own_turn):
             for done in fleet.run(each):
                 _add(summary, done, with_latencies=with_latencies)

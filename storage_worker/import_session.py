@@ -17,11 +17,10 @@ from .client.client import Client
 from .client.retry import back_off_seconds
 from .conversation import payload_client
 from .conversation.bounds import RETENTION_DEFAULT
-from .conversation.canonical import canonical_json, preview_of
+from .conversation.canonical import canonical_json, is_inline, preview_of
 from .conversation.records import JSON, Admitted, Body, Event, PayloadRef, Provenance, Sender
 from .conversation.vocabulary import USER_MESSAGE, body_field
 from .protocol.errors import DeclaredError, InvalidRequestError, RequestTooLargeError, StorageError
-from .protocol.limits import INLINE_BYTES_MAX
 from .protocol.operation import Call
 from .transcripts import formats
 from .transcripts.files import content_of
@@ -44,7 +43,7 @@ PUT_SECONDS_MAX: Final = 120.0
 PATIENCE_SECONDS_MAX: Final = 120.0
 """How long a call is repeated while the worker is lost, overloaded or out of space."""
 
-PROBLEMS_COUNT_MAX: Final = 100
+SESSION_PROBLEMS_COUNT_MAX: Final = 100
 """How many problems of one session are told; the others are counted."""
 
 FINISHED: Final = "import_finished"
@@ -59,15 +58,16 @@ RECORD_ERRORS: Final = (DeclaredError, InvalidRequestError, RequestTooLargeError
 class Imported(msgspec.Struct, kw_only=True):
     """What became of one transcript.
 
-    `added` of its `events` were not there before; `known` of its `sessions` were there and left alone; `errors` counts the errors of calls that were sent again, by code; `latencies_s` are those of all calls that
-    stored something, in seconds, as the bytes of an array of doubles; `failure` says what ended it early, None where
-    nothing did.
+    `added` of its `events` were not there before; `sessions` are those that stand in the store now, `known` of them
+    were there and left alone; `errors` counts the errors of calls that were sent again, by code; `latencies_s` are
+    those of all calls that stored something, in seconds, as the bytes of an array of doubles; `failure` says what
+    ended it early, None where nothing did.
     """
 
     format: str
     session: str
     size_bytes: int
-    sessions: int = 1
+    sessions: int = 0
     known: int = 0
     records: int = 0
     events: int = 0
@@ -141,7 +141,7 @@ class Report:
     def problem(self, problem: Problem) -> None:
         """Note a problem; of many only the first are kept."""
         self.found.problem_count += 1
-        if len(self.found.problems) < PROBLEMS_COUNT_MAX:
+        if len(self.found.problems) < SESSION_PROBLEMS_COUNT_MAX:
             self.found.problems.append(problem)
 
     def event(self, *, is_new: bool) -> None:
@@ -190,30 +190,46 @@ class _SessionImport:
         self._messages: dict[str, int] = {}
         self._last_ms: int | None = None
         self._is_settled = False
+        self._has_room = False
         self._provenance = Provenance("import", transcript.format, "history")
 
     def run(self) -> None:
         """Store all of it."""
         transcript = self._transcript
         mark = f"import {content_of(transcript)[:CONTENT_CHARS]}"
+        found = self._report.found
         last = self._last_event()
+        # Known until something is added to it.
+        found.sessions = found.known = int(last is not None)
         if last is not None and _says_all(last, mark):
-            self._report.found.known = 1
             return
         self._is_settled = last is not None and not _is_unfinished(last)
-        self._client.ask(conversation.create_room(transcript.room, transcript.title))
         tally = Tally()
         for record in formats.read(transcript):
             if isinstance(record, Problem):
                 self._report.problem(record)
             else:
+                self._need_room()
                 self._store_record(record, tally)
-                self._report.found.records = tally.records
-        if self._is_settled and not self._report.found.added:
+                found.records = tally.records
+        if self._is_settled and not found.added:
             # Nothing has changed: what the session is doing now is not for an import to say.
             return
-        if tally.records or not self._report.found.problem_count:
+        if tally.records or not found.problem_count:
+            self._need_room()
             self._finish(mark, tally)
+
+    def _need_room(self) -> None:
+        """Have the session's room; one of which nothing can be read gets none."""
+        if not self._has_room:
+            self._client.ask(conversation.create_room(self._transcript.room, self._transcript.title))
+            self._has_room = True
+
+    def _count(self, *, is_new: bool) -> bool:
+        """Count the session where something of it is stored; whether that was not there before."""
+        if is_new:
+            self._report.found.sessions, self._report.found.known = 1, 0
+        return is_new
 
     def _last_event(self) -> Event | None:
         """The last event of the session, None where it has none."""
@@ -253,7 +269,7 @@ class _SessionImport:
 
     def _store(self, record: Record, event: PlannedEvent) -> None:
         if event.type == USER_MESSAGE:
-            self._report.event(is_new=self._ingest_user(record, event).created)
+            self._report.event(is_new=self._count(is_new=self._ingest_user(record, event).created))
             return
         fields = {**event.fields, "type": event.type, "event_id": event.id}
         payload: PayloadRef | None = None
@@ -263,7 +279,7 @@ class _SessionImport:
                 payload = self._client.put(data, media_type)
             case JSONBody(value):
                 text = canonical_json(value, f"record {record.id}")
-                if len(text.encode()) <= INLINE_BYTES_MAX and is_plain(value):
+                if is_inline(text) and is_plain(value):
                     fields[body_field(event.type)] = value
                 else:
                     payload, preview = self._client.put(text, JSON), preview_of(text)
@@ -277,7 +293,7 @@ class _SessionImport:
 
     def _text(self, text: str) -> tuple[Body, str]:
         """A text as it is stored, and its preview."""
-        if len(text.encode()) <= INLINE_BYTES_MAX:
+        if is_inline(text):
             return text, preview_of(text)
         return self._client.put(text), preview_of(text)
 
@@ -330,4 +346,4 @@ class _SessionImport:
         done = self._client.store(call)
         if record is not None and done.message_number is not None:
             self._messages.setdefault(record.id, done.message_number)
-        return not done.duplicate
+        return self._count(is_new=not done.duplicate)

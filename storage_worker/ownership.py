@@ -8,7 +8,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from .filesystem import FILE_MODE, check_path, failure_of_file, make_private, private_directory
+from .filesystem import (
+    FILE_MODE,
+    SIDE_DIRECTORY_SUFFIX,
+    check_path,
+    failure_of_file,
+    make_private,
+    private_directory,
+)
 from .lockfile import LockFile, is_locked
 from .protocol.errors import AlreadyOwnedError, DatabasePathError
 
@@ -31,7 +38,7 @@ class SidePaths(NamedTuple):
     @classmethod
     def of(cls, real: str) -> "SidePaths":
         """Those of the database with the real path `real`."""
-        directory = real + "-sw"
+        directory = real + SIDE_DIRECTORY_SUFFIX
         names = ("lock", "start.lock", "record", "worker.log")
         return cls(directory, *(f"{directory}/{name}" for name in names))
 

@@ -135,15 +135,18 @@ class Transaction:
 
         That costs less: to find the names takes as long as a short row.
         """
-        return self._run(sql, parameters, True, False).rows
+        return self._read(sql, parameters).rows
 
     def one(self, sql: str, parameters: Parameters = ()) -> tuple[Value, ...]:
         """The only row of a query; `LookupError` where there is none or more than one."""
-        return self._run(sql, parameters, True, False).one()
+        return self._read(sql, parameters).one()
 
     def scalar(self, sql: str, parameters: Parameters = ()) -> Any:
         """The first column of the only row of a query; `LookupError` where there is not exactly one row."""
-        return self._run(sql, parameters, True, False).scalar()
+        return self._read(sql, parameters).scalar()
+
+    def _read(self, sql: str, parameters: Parameters) -> Rows:
+        return self._run(sql, parameters, True, named=False)
 
     def now_ms(self) -> int:
         """The time, in milliseconds since 1970 in UTC."""

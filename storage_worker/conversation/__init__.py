@@ -7,9 +7,6 @@ transaction, and may run again. A worker is told of it as `storage_worker.conver
 A body over 16 KiB goes through `payload_client`, or through `payload_client_async` in an event loop.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
 from .arrivals import admit, ingest_user
 from .errors import (
     EventConflictError,
@@ -21,10 +18,10 @@ from .errors import (
 )
 from .event_restores import find_message, restore_event, restore_thread
 from .events import append, events, find
-from .history import history, session_standings
+from .history import history
 from .ingest import ingest_output
 from .messages import messages
-from .navigation import navigation
+from .navigation import navigation, session_states
 from .observations import observations
 from .payload_check import PayloadFinding, PayloadsChecked, check_payloads
 from .payload_client import PreparedText, prepare_text
@@ -48,29 +45,10 @@ from .records import (
     Sender,
     Session,
 )
-from .restores import restore_room, restore_session, restore_standing
-from .rooms import archive_room, create_room, resolve_room, room, rooms
+from .rooms import archive_room, create_room, resolve_room, restore_room, room, rooms
 from .schema import store
+from .session_restores import restore_session, restore_session_state
 from .sessions import session, session_ids, sessions, set_session_status, upsert_session
-
-if TYPE_CHECKING:
-    from .payload_client_async import prepare_text_async
-
-_AT_FIRST_USE = {"prepare_text_async": "payload_client_async"}
-"""Where the names are that bring asyncio with them, which workers and synchronous programs do not need."""
-
-
-def __getattr__(name: str) -> Any:
-    module = _AT_FIRST_USE.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(f".{module}", __name__), name)
-    return found
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
-
 
 __all__ = [
     "Admitted",
@@ -116,18 +94,17 @@ __all__ = [
     "payload",
     "payload_range",
     "prepare_text",
-    "prepare_text_async",
     "resolve_room",
     "restore_event",
     "restore_room",
     "restore_session",
-    "restore_standing",
+    "restore_session_state",
     "restore_thread",
     "room",
     "rooms",
     "session",
     "session_ids",
-    "session_standings",
+    "session_states",
     "sessions",
     "set_session_status",
     "store",

@@ -7,7 +7,7 @@ from .bounds import RETENTION_DEFAULT
 from .canonical import attributes_json, text_content
 from .errors import RoomReadOnlyError
 from .events import Draft, conflict, find_by_transaction, find_repeated, write_event
-from .identity import Arrival, Stored, event_key, take_fingerprint, transaction_event_id
+from .identity import Arrival, Stored, event_key, message_id, take_fingerprint, transaction_event_id
 from .messages import Voice, message_of, write_message
 from .records import (
     Admitted,
@@ -72,6 +72,7 @@ def store_message(tx: Transaction, message: UserMessage, standing: Standing, roo
     arrival = message.arrival()
     event_id = message.event_id or _own_event_id(tx, message, room)
     key = event_key(message.session, event_id)
+    id_ = message_id(key)
     draft = Draft(
         session=message.session,
         actor=message.actor,
@@ -86,7 +87,7 @@ def store_message(tx: Transaction, message: UserMessage, standing: Standing, roo
         fingerprint=take_fingerprint(arrival),
         client_transaction_id=message.client_transaction_id,
         aggregate_kind="message",
-        aggregate_id=f"m-{key}",
+        aggregate_id=id_,
     )
     stored = find_by_transaction(tx, draft, room, arrival)
     if stored is not None:
@@ -94,8 +95,7 @@ def store_message(tx: Transaction, message: UserMessage, standing: Standing, roo
     stream_id = write_event(tx, draft, standing, room)
     if stream_id is None:
         return _admitted_before(tx, find_repeated(tx, draft, arrival), message, "event id")
-    message_id = f"m-{key}"
-    number = _write(tx, message, draft, standing, room, message_id)
+    number = _write(tx, message, draft, standing, room, id_)
     return Admitted(
         stream_id,
         message.session,
@@ -104,7 +104,7 @@ def store_message(tx: Transaction, message: UserMessage, standing: Standing, roo
         event_id,
         draft.created_ms,
         True,
-        message_id,
+        id_,
         number,
     )
 
@@ -117,12 +117,12 @@ def _own_event_id(tx: Transaction, message: UserMessage, room: str) -> str:
 
 
 def _write(
-    tx: Transaction, message: UserMessage, draft: Draft, standing: Standing, room: str, message_id: str
+    tx: Transaction, message: UserMessage, draft: Draft, standing: Standing, room: str, id_: str
 ) -> int:
     """Write what an event of a user leaves beside it; the number of its message."""
     now, preview = draft.created_ms, draft.content.preview
     voice = Voice(message.role, message.turn_id, message.sender, message.thread_root, COMPLETE)
-    number = write_message(tx, draft, voice, standing, room, message_id)
+    number = write_message(tx, draft, voice, standing, room, id_)
     standing.save(tx, room, now, RUNNING, preview, Noted(IDLE, preview, message.runtime_binding))
     return number
 
@@ -179,7 +179,9 @@ def admit(
     room_id = standing.room_of(tx, room)
     if require_room(tx, room_id).archived_ms is not None:
         raise RoomReadOnlyError(
-            f"the room {room_id!r} is archived and takes no more messages", details={"room": room_id}
+            f"the room {room_id!r} is archived and takes no more messages of users; `find` tells whether this one was"
+            " stored before",
+            details={"room": room_id},
         )
     message = UserMessage(
         session=session,

@@ -42,8 +42,20 @@ SESSIONS_MOVED_COUNT_MAX = 10_000
 SESSION_MARKS_COUNT_MAX = 4_096
 """How many sessions' beginnings of keys are remembered by a worker."""
 
-SESSION_DEPTH_MAX = 1_000
-"""How many sessions may stand above one another."""
+SESSION_DEPTH_MAX = 10_000
+"""How many sessions above one are gone through to see whether another one stands there."""
+
+LOOK_AHEAD_COUNT_MAX = 1_000
+"""How many events without a key that a session has in one millisecond are looked at to find one of them."""
+
+READ_BYTES_MAX = 64 * MIB
+"""The largest payload that is read whole unless the call allows more."""
+
+STEP_BYTES = 8 * MIB
+"""How much of a payload that is held in memory is written in one step: milliseconds, before it can be ended."""
+
+STATES_COUNT_MAX = 20
+"""How many sessions one call says the state of."""
 
 PAGE_ROWS_MAX = 1_000
 PAGE_ROWS_DEFAULT = 200

@@ -47,10 +47,26 @@ def canonical_json(value: Any, where: str) -> str:
     return encoded.decode()
 
 
+def encoded(text: str) -> bytes:
+    """A text in UTF-8; `InvalidRequestError` where it has none."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError("the body holds a lone surrogate, which UTF-8 cannot carry") from error
+
+
+def is_inline(text: str) -> bool:
+    """Whether a text stands in a row and needs no payload; `InvalidRequestError` for one without UTF-8."""
+    # A character takes 1 to 4 bytes, so that most texts need no encoding to be measured.
+    if len(text) > INLINE_BYTES_MAX:
+        return False
+    return len(text) * 4 <= INLINE_BYTES_MAX or len(encoded(text)) <= INLINE_BYTES_MAX
+
+
 def check_inline(text: str, where: str, remedy: str) -> None:
     """Raise `RequestTooLargeError` where a text is over what stands in a row; `remedy` says what to do then."""
-    # A character takes at most 4 bytes, so that short texts need no encoding to be measured.
-    if len(text) * 4 > INLINE_BYTES_MAX and (size := len(text.encode())) > INLINE_BYTES_MAX:
+    if not is_inline(text):
+        size = len(encoded(text))
         raise RequestTooLargeError(
             f"{where} takes {size} bytes; up to {INLINE_BYTES_MAX} stand in a row; {remedy}",
             details={"inline_bytes": size, "inline_bytes_max": INLINE_BYTES_MAX},
@@ -70,7 +86,7 @@ def preview_of(text: str) -> str:
     """The beginning of a text, cut at a character."""
     if len(text) * 4 <= PREVIEW_BYTES_MAX:
         return text
-    return text[:PREVIEW_BYTES_MAX].encode()[:PREVIEW_BYTES_MAX].decode(errors="ignore")
+    return encoded(text[:PREVIEW_BYTES_MAX])[:PREVIEW_BYTES_MAX].decode(errors="ignore")
 
 
 class Content(msgspec.Struct, frozen=True):

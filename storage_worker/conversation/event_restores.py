@@ -7,11 +7,13 @@ import msgspec
 from ..protocol.errors import InvalidRequestError
 from ..transaction import Transaction
 from .arrivals import UserMessage, store_message
+from .bounds import LOOK_AHEAD_COUNT_MAX
 from .canonical import NO_CONTENT, Content, attributes_json, text_content
 from .events import Draft, append_once, arrival_of, find_by_key
-from .identity import collision_key, event_key
-from .ingest import Output, draft_output, store_output
+from .identity import collision_key, event_key, key_of_message
+from .ingest import Output, draft_output, provenance_json, store_output
 from .messages import message_of
+from .pages import NUMBER_PARAMETER, TEXT_PARAMETER
 from .records import (
     JSON,
     Body,
@@ -32,16 +34,17 @@ from .schema import store
 from .standing import Noted, read_standing
 from .vocabulary import COLLISION, body_field
 
-LOOK_AHEAD_EVENTS: Final = 1_000
-"""How many events behind its predecessor are looked at to find an event that has no key."""
-
+_KEYLESS: Final = (
+    f"select * from conversation_events where session_id = {TEXT_PARAMETER} and created_ms = {NUMBER_PARAMETER}"  # noqa: S608 - of constants
+    f" and sequence > {NUMBER_PARAMETER} and idempotency_key is null and client_transaction_id is null order by sequence"
+    f" limit {LOOK_AHEAD_COUNT_MAX}"
+)
 _ALIKE: Final = (
-    "select stream_id from conversation_events where session_id = ? and sequence > ? and sequence <= ?"
-    " and created_ms = ? and type = ? and room_id = ? and actor = ? and aggregate_kind = ? and aggregate_id = ?"
-    " and version = ? and attributes = ? and retention_class = ? and coalesce(content_type, '') = ?"
-    " and coalesce(body, '') = ? and coalesce(payload_sha256, '') = ?"
-    " and case when provenance is null then 1 else 0 end = ?"
-    " and idempotency_key is null and client_transaction_id is null order by sequence limit 1"
+    f"select stream_id from ({_KEYLESS}) as e where type = ? and room_id = ? and actor = ? and aggregate_kind = ?"  # noqa: S608 - of constants
+    " and aggregate_id = ? and version = ? and attributes = ? and retention_class = ? and coalesce(content_type, '') = ?"
+    " and coalesce(body, '') = ? and coalesce(payload_sha256, '') = ? and coalesce(provenance, '') = ?"
+    " and not exists (select 1 from conversation_messages m where m.stream_id = e.stream_id"
+    " and (m.sender_label <> ? or m.source is not ? or m.agent_key is not ?)) order by sequence limit 1"
 )
 _SEQUENCE: Final = "select sequence from conversation_events where stream_id = ?"
 _AT: Final = "select (select stream_id from conversation_events where session_id = ? and sequence = ?)"
@@ -85,7 +88,7 @@ class EventCopy(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
         return _object_of(self.attributes_json)
 
     @property
-    def added(self) -> str | None:
+    def canonical_added(self) -> str | None:
         """The canonical JSON of what the other store added; errors as of `attributes`."""
         return None if self.added_json is None else attributes_json(_object_of(self.added_json))
 
@@ -111,8 +114,10 @@ def restore_event(
     """Store an event of another store as the operation that made it would, once.
 
     It is known again as that operation knows it. One that has no key is known where it says the same at the same time
-    as one behind the sequence `after`, which is that of the event before it, here. `thread_root` is the number, here,
-    of the message that the message's thread begins with; one that is there and has none gets it.
+    as one behind the sequence `after`, which is that of the event before it, here: one of the first 1,000 without a key
+    that the session has in that millisecond behind it, so that it is stored again where it is a later one.
+    `thread_root` is the number, here, of the message that the message's thread begins with; one that is there and has
+    none gets it.
 
     Raises `OutputIdentityCollisionError` and `EventConflictError` where another event has its key,
     `RoomNotFoundError`, `PayloadNotFoundError`, and what else the operation raises.
@@ -162,9 +167,8 @@ def _find_alike(tx: Transaction, event: EventCopy, after: int) -> int | None:
     body = event.body
     values = (
         event.session,
-        after,
-        after + LOOK_AHEAD_EVENTS,
         event.created_ms,
+        after,
         event.type,
         event.room,
         event.actor,
@@ -176,7 +180,8 @@ def _find_alike(tx: Transaction, event: EventCopy, after: int) -> int | None:
         event.content_type or "",
         body if isinstance(body, str) else "",
         body.sha256 if isinstance(body, PayloadRef) else "",
-        1 if event.provenance is None else 0,
+        "" if event.provenance is None else provenance_json(event.provenance),
+        *msgspec.structs.astuple(event.sender),
     )
     rows = tx.rows(_ALIKE, values)
     return int(rows[0][0]) if rows else None
@@ -199,7 +204,7 @@ def _output_of(event: EventCopy, provenance: Provenance, thread_root: int | None
         preview=event.preview,
         retention_class=event.retention_class,
         created_ms=event.created_ms,
-        added=event.added,
+        added=event.canonical_added,
     )
     return Output(draft, arrival, event.room, event.sender, thread_root, None)
 
@@ -260,7 +265,7 @@ def _draft_of(event: EventCopy, diagnostic_key: str | None) -> Draft:
         aggregate_kind=event.aggregate_kind,
         aggregate_id=event.aggregate_id,
         version=event.version,
-        added=event.added,
+        added=event.canonical_added,
     )
 
 
@@ -271,7 +276,7 @@ def _draft_of(event: EventCopy, diagnostic_key: str | None) -> Draft:
 def find_message(tx: Transaction, room: Name, message: MessagePlace) -> int | None:
     """The number in a room of a message of another store, or None where it is not there."""
     # The id of a message without a key says its place.
-    stored = find_by_key(tx, message.id.removeprefix("m-"))
+    stored = find_by_key(tx, key_of_message(message.id))
     stream_id = stored.stream_id if stored else tx.scalar(_AT, (message.session, message.sequence))
     if stream_id is None:
         return None

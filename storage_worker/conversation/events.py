@@ -174,10 +174,14 @@ def same_or_conflict(stored: Stored, session: str, arrival: Arrival, by: str) ->
     return stored
 
 
+_OWN_ACTOR = ", or an `actor` of its own: it is unique for the room and the actor"
+
+
 def conflict(stored: Stored, by: str) -> EventConflictError:
     """The error of an event whose transaction or id is that of another one."""
     return EventConflictError(
-        f"another event of the session {stored.session!r} has this {by} already, with other content",
+        f"another event of the session {stored.session!r} has this {by} already, with other content; what is no repeat"
+        f" takes a new {by}{_OWN_ACTOR if by == 'client transaction' else ''}",
         details={"stream_id": stored.stream_id, "session": stored.session, "by": by},
     )
 

@@ -1,34 +1,23 @@
-"""The log with everything that a copy of it needs: each event with what is stored of its message, and how sessions stand."""
+"""The log with everything that a copy of it needs: each event with what is stored of its message."""
 
-from typing import Annotated, Any, Final
-
-import msgspec
+from typing import Any, Final
 
 from ..protocol.errors import InvalidRequestError
 from ..transaction import Transaction
 from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
 from .events import COLUMNS, TEXTS, event_of
-from .navigation import find_navigation
 from .pages import Listing, WindowListing, prefixed
 from .records import (
     Cursor,
     Historic,
     MessagePlace,
     Name,
-    Navigation,
     Page,
     PageBytes,
     PageRows,
     Said,
-    Session,
 )
 from .schema import store
-from .sessions import find_session
-
-STANDINGS_COUNT_MAX: Final = 20
-"""How many sessions one call says the standing of."""
-
-SessionNames = Annotated[list[Name], msgspec.Meta(max_length=STANDINGS_COUNT_MAX)]
 
 _SAID: Final = "id, number, sequence, role, turn_id, sender_label, source, agent_key, thread_root, status"
 _SAID_COUNT: Final = len(_SAID.split(","))
@@ -65,20 +54,6 @@ _OF_ROOM: Final = WindowListing(
     "e.room_id",
     "select max(stream_id) from conversation_events",
 )
-
-
-class SessionStanding(msgspec.Struct, frozen=True, array_like=True):
-    """How a session stands: what navigation shows of it, and itself, None where only output without a room named it."""
-
-    shown: Navigation
-    session: Session | None
-
-
-@store.read
-def session_standings(tx: Transaction, sessions: SessionNames) -> list[SessionStanding]:
-    """How each of at most 20 sessions stands, in the order in which they are named; those that are not there are left out."""
-    shown = ((each, find_navigation(tx, each)) for each in sessions)
-    return [SessionStanding(found, find_session(tx, each)) for each, found in shown if found is not None]
 
 
 @store.read

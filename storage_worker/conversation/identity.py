@@ -180,6 +180,27 @@ def reduced_provenance(text: str | None) -> dict[str, str]:
 
 # --- Keys ---
 
+_OWN_EVENT_ID_CHARS: Final = 32
+"""How long the event id is that a client transaction's event gets where it was given none."""
+
+_MESSAGE: Final = "m-"
+_OBSERVATION: Final = "o-"
+
+
+def message_id(key: str) -> str:
+    """The id of the message whose event has a key."""
+    return f"{_MESSAGE}{key}"
+
+
+def observation_id(key: str) -> str:
+    """The id of the observation whose event has a key."""
+    return f"{_OBSERVATION}{key}"
+
+
+def key_of_message(id_: str) -> str:
+    """The key that the id of a message was made of."""
+    return id_.removeprefix(_MESSAGE)
+
 
 def event_id_of(fields: Fields) -> str | None:
     """The event id of an output, or None; `InvalidRequestError` where it is something that cannot be one."""
@@ -204,7 +225,7 @@ def event_key(session: str, event_id: str) -> str:
 
 def transaction_event_id(room: str, actor: str, client_transaction_id: str) -> str:
     """The id of a client transaction's event that was given none: 32 hexadecimal characters."""
-    return hashlib.sha256(encode_json([room, actor, client_transaction_id])).hexdigest()[:32]
+    return hashlib.sha256(encode_json([room, actor, client_transaction_id])).hexdigest()[:_OWN_EVENT_ID_CHARS]
 
 
 def collision_key(session: str, stored_key: str, incoming: str) -> str:

@@ -23,6 +23,8 @@ from .identity import (
     Stored,
     compare,
     event_id_of,
+    message_id,
+    observation_id,
     older_keys,
     output_key,
     place_key,
@@ -108,10 +110,15 @@ def draft_output(
         event_id=event_id,
         key=None if event_id is None else output_key(session, type_, event_id, arrival),
         fingerprint=take_fingerprint(arrival),
-        provenance=encode_json(provenance).decode(),
+        provenance=provenance_json(provenance),
         added=added,
     )
     return draft, arrival
+
+
+def provenance_json(provenance: Provenance) -> str:
+    """A provenance as it stands in an event."""
+    return encode_json(provenance).decode()
 
 
 def store_output(tx: Transaction, output: Output) -> Ingested:
@@ -135,6 +142,17 @@ def _type_of(event: Fields) -> str:
     if type(found) is not str or not 1 <= len(found) <= NAME_CHARS_MAX:
         raise InvalidRequestError(f"an event has a type: a text of 1 to {NAME_CHARS_MAX} characters")
     return found
+
+
+def _reference_in(event: Fields) -> PayloadRef | None:
+    """The reference that stands in the place of an event's body, of which only its fields cross the pipe."""
+    found = event.get(body_field(_type_of(event)))
+    if type(found) is not list or len(found) != len(PayloadRef.__struct_fields__):
+        return None
+    try:
+        return msgspec.convert(found, PayloadRef)
+    except msgspec.ValidationError:
+        return None
 
 
 def _split(
@@ -198,15 +216,15 @@ def _write(tx: Transaction, output: Output) -> Ingested | None:
     stream_id = write_event(tx, draft, standing, room)
     if stream_id is None:
         return None
-    record = draft.key or place_key(draft.session, standing.sequence)
-    message_id = observation_id = number = None
+    key = draft.key or place_key(draft.session, standing.sequence)
+    message = observation = number = None
     preview = ""
     if kind.leaves == "message":
-        message_id, preview = f"m-{record}", draft.content.preview
-        number = write_message(tx, draft, _voice(output, fields), standing, room, message_id)
+        message, preview = message_id(key), draft.content.preview
+        number = write_message(tx, draft, _voice(output, fields), standing, room, message)
     elif kind.leaves == "observation":
-        observation_id = f"o-{record}"
-        write_observation(tx, stream_id, observation_id, draft.session, kind, fields)
+        observation = observation_id(key)
+        write_observation(tx, stream_id, observation, draft.session, kind, fields)
     noted = None
     if draft.room_named:
         noted = Noted(kind.session_status, preview, output.runtime_binding)
@@ -214,8 +232,8 @@ def _write(tx: Transaction, output: Output) -> Ingested | None:
     return Ingested(
         stream_id,
         False,
-        message_id,
-        observation_id,
+        message,
+        observation,
         number,
         draft.created_ms,
         draft.event_id or str(stream_id),
@@ -279,15 +297,25 @@ def ingest_output(
 
     Arguments: `event`, a JSON object with its `type`, its `event_id` (without one it is stored each time) and
     whatever else it says, as it arrived; `payload`, its body (the field `text`, `arguments`, `output`, `result`,
-    `error`, `usage`, `summary` or `body`, by its type) where that is over 16 KiB, and the `preview` of that; `room`,
-    without which the session's row is left alone; `provenance`, where it comes from; `created_ms`, when it happened,
-    in milliseconds since 1970 in UTC, now where it is not told; the rest as for `admit`.
+    `error`, `usage`, `summary` or `body`, by its type) where that is over 16 KiB, and the `preview` of that: the
+    reference may also stand in that field itself, as `prepare_text` gives it; `room`, without which the session's row
+    is left alone; `provenance`, where it comes from; `created_ms`, when it happened, in milliseconds since 1970 in UTC,
+    now where it is not told; the rest as for `admit`. README.md has a table of the types and their fields.
 
     The same output again changes nothing and returns the first one as a `duplicate`. Raises
     `OutputIdentityCollisionError` where it has other content under the same identity: then a diagnostic event is
     stored. Raises `InvalidRequestError` where the event has no type or its id is no text, `RoomNotFoundError`, and
     `RequestTooLargeError` where body or attributes are over 16 KiB.
     """
+    reference = _reference_in(event)
+    if reference is not None:
+        if payload is not None:
+            raise InvalidRequestError(
+                "the event holds a reference itself, and another one is given as its payload"
+            )
+        payload = reference
+        name = body_field(_type_of(event))
+        event = {field: value for field, value in event.items() if field != name}
     draft, arrival = draft_output(
         session,
         event,

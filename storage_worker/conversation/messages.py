@@ -86,7 +86,7 @@ def write_message(
     return number
 
 
-class Numbered(NamedTuple):
+class MessageNumber(NamedTuple):
     """A message's id, its number in the room, and that of the message which its thread begins with."""
 
     id: str
@@ -94,10 +94,10 @@ class Numbered(NamedTuple):
     thread_root: int | None
 
 
-def message_of(tx: Transaction, stream_id: int) -> Numbered | None:
+def message_of(tx: Transaction, stream_id: int) -> MessageNumber | None:
     """The message of an event, or None where it has none."""
     rows = tx.rows(_OF_EVENT, (stream_id,))
-    return Numbered(*rows[0]) if rows else None
+    return MessageNumber(*rows[0]) if rows else None
 
 
 @store.read

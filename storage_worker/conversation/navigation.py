@@ -1,12 +1,17 @@
 """Navigation: what a list of sessions shows of each, also of those that only output without a room named."""
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
+
+import msgspec
 
 from ..transaction import Transaction
-from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
+from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT, STATES_COUNT_MAX
 from .pages import Listing
-from .records import Cursor, Name, Navigation, Page, PageBytes, PageRows
+from .records import Cursor, Name, Navigation, Page, PageBytes, PageRows, Session
 from .schema import store
+from .sessions import find_session
+
+SessionNames = Annotated[list[Name], msgspec.Meta(max_length=STATES_COUNT_MAX)]
 
 _COLUMNS: Final = (
     "number, id, room_id, shown_status, shown_preview, shown_activity_ms, last_sequence, last_message"
@@ -42,3 +47,17 @@ def navigation(
     if room is None:
         return _ALL.page(tx, after, page_rows, page_bytes, newest_first=newest_first)
     return _OF_ROOM.page(tx, after, page_rows, page_bytes, newest_first=newest_first, scope=(room,))
+
+
+class SessionState(msgspec.Struct, frozen=True, array_like=True):
+    """The state of a session: what navigation shows of it, and itself, None where only output without a room named it."""
+
+    shown: Navigation
+    session: Session | None
+
+
+@store.read
+def session_states(tx: Transaction, sessions: SessionNames) -> list[SessionState]:
+    """The state of each of at most 20 sessions, in the order in which they are named; those that are not there are left out."""
+    shown = ((each, find_navigation(tx, each)) for each in sessions)
+    return [SessionState(found, find_session(tx, each)) for each, found in shown if found is not None]

@@ -8,13 +8,12 @@ from ..client.client import Client
 from ..client.terms import deadline_after, seconds_left
 from ..protocol.errors import StorageError
 from . import payload_reading as reading
-from .bounds import RETENTION_DEFAULT
-from .canonical import canonical_json, preview_of
+from .bounds import READ_BYTES_MAX, RETENTION_DEFAULT
+from .canonical import canonical_json, is_inline, preview_of
 from .payload_check import CheckPosition, PayloadFinding, check_payloads
 from .payload_files import CHUNK_BYTES
-from .payload_reading import READ_BYTES_MAX
 from .payload_sweep import GRACE_MS_DEFAULT, SweepPosition, Swept, sweep_payloads
-from .payload_writing import Source, advance, fail, is_inline, put_steps
+from .payload_writing import Source, advance, checked_source, fail, put_steps
 from .payloads import locate_payload
 from .records import JSON, TEXT, Body, PayloadRef
 
@@ -41,10 +40,10 @@ def put(
     in memory. `timeout` is in seconds, for all of it.
 
     Raises `RequestTooLargeError` for a body over 256 MiB, `StorageFullError`, `InvalidRequestError` for a text or a
-    name that UTF-8 cannot carry, `DeadlineExceededError`, and the errors of a call.
+    name that UTF-8 cannot carry and for what is no body, `DeadlineExceededError`, and the errors of a call.
     """
     deadline_ns = deadline_after(timeout, client.limits)
-    with closing(put_steps(body, content_type, retention_class, deadline_ns)) as steps:
+    with closing(put_steps(checked_source(body), content_type, retention_class, deadline_ns)) as steps:
         asked = advance(steps)
         while not isinstance(asked, PayloadRef):
             try:

@@ -2,7 +2,8 @@
 
 Every function of `payload_client` is here, with `_async` behind its name: arguments, results and errors are the same,
 and what is asked of the worker is awaited. A task may be cancelled at any moment: it leaves within the time that a
-step takes, which writes a few MiB or reads one body, and what it had begun to write is removed by then.
+step takes, which writes a few MiB or reads one body, and what it had begun to write is removed by then. A step that
+finds all threads in use waits for one until its call's deadline.
 """
 
 import asyncio
@@ -11,25 +12,24 @@ from collections.abc import AsyncIterable, AsyncIterator
 from typing import Any
 
 from ..client.aio import AsyncClient
-from ..client.aio_threads import in_thread
+from ..client.aio_threads import clean_up_in_thread, in_thread
 from ..client.terms import deadline_after, seconds_left
 from ..protocol.errors import StorageError
 from . import payload_reading as reading
-from .bounds import RETENTION_DEFAULT
-from .canonical import canonical_json, preview_of
+from .bounds import READ_BYTES_MAX, RETENTION_DEFAULT
+from .canonical import canonical_json, is_inline, preview_of
 from .payload_check import CheckPosition, PayloadFinding, check_payloads
 from .payload_client import PreparedText
 from .payload_files import CHUNK_BYTES
-from .payload_reading import READ_BYTES_MAX
 from .payload_sweep import GRACE_MS_DEFAULT, SweepPosition, Swept, sweep_payloads
 from .payload_writing import (
     Asked,
     Gathering,
     Source,
     advance,
+    checked_source,
     deadline_exceeded,
     fail,
-    is_inline,
     put_steps,
 )
 from .payloads import locate_payload
@@ -53,32 +53,33 @@ async def put_async(
     cancel the body may be in the store; without a reference to it, it is swept after the grace time.
     """
     deadline_ns = deadline_after(timeout, client.limits)
-    parts = _Parts(body, deadline_ns) if isinstance(body, AsyncIterable) else None
-    given = None if isinstance(body, AsyncIterable) else body
+    chunks = _AwaitedChunks(body, deadline_ns) if isinstance(body, AsyncIterable) else None
+    given = None if isinstance(body, AsyncIterable) else checked_source(body)
     steps = put_steps(given, content_type, retention_class, deadline_ns)
 
     async def answer(asked: Asked) -> object:
         if asked is not None:
             return await client.call(asked, timeout=seconds_left(deadline_ns))
-        return None if parts is None else await parts.take()
+        return None if chunks is None else await chunks.take()
 
+    # Outside: it leaves nothing to close, and many may be cancelled while they wait for it.
+    asked = await in_thread(advance, steps, deadline_ns=deadline_ns)
     try:
-        asked = await in_thread(advance, steps)
         while not isinstance(asked, PayloadRef):
             try:
                 answered = await answer(asked)
             except StorageError as error:
-                asked = await in_thread(fail, steps, error)
+                asked = await in_thread(fail, steps, error, deadline_ns=deadline_ns)
             else:
-                asked = await in_thread(advance, steps, answered)
+                asked = await in_thread(advance, steps, answered, deadline_ns=deadline_ns)
     except (Exception, asyncio.CancelledError):
-        await in_thread(steps.close)
+        await clean_up_in_thread(steps.close)
         raise
     return asked
 
 
-class _Parts:
-    """A body that is awaited, in parts of `CHUNK_BYTES` and a shorter one, until a deadline (monotonic clock, ns)."""
+class _AwaitedChunks:
+    """A body that is awaited, in chunks of `CHUNK_BYTES` and a shorter one, until a deadline (monotonic clock, ns)."""
 
     def __init__(self, body: AsyncIterable[bytes], deadline_ns: int) -> None:
         self._given = aiter(body)
@@ -87,7 +88,7 @@ class _Parts:
         self._is_over = False
 
     async def take(self) -> bytes:
-        """The next part, empty at the end; `DeadlineExceededError` where it does not come in time."""
+        """The next chunk, empty at the end; `DeadlineExceededError` where it does not come in time."""
         waiting = asyncio.timeout(seconds_left(self._deadline_ns))
         try:
             async with waiting:
@@ -134,27 +135,34 @@ async def read_async(
     client: AsyncClient, ref: PayloadRef, *, bytes_max: int = READ_BYTES_MAX, timeout: float | None = None
 ) -> bytes:
     """See `read`."""
-    located = await client.call(locate_payload(ref), timeout=timeout)
-    return await in_thread(reading.read_whole, located, ref, bytes_max)
+    deadline_ns = deadline_after(timeout, client.limits)
+    located = await client.call(locate_payload(ref), timeout=seconds_left(deadline_ns))
+    return await in_thread(reading.read_whole, located, ref, bytes_max, deadline_ns=deadline_ns)
 
 
 async def read_text_async(
     client: AsyncClient, ref: PayloadRef, *, bytes_max: int = READ_BYTES_MAX, timeout: float | None = None
 ) -> str:
     """See `read_text`."""
-    located = await client.call(locate_payload(ref), timeout=timeout)
-    return await in_thread(reading.read_text, located, ref, bytes_max)
+    deadline_ns = deadline_after(timeout, client.limits)
+    located = await client.call(locate_payload(ref), timeout=seconds_left(deadline_ns))
+    return await in_thread(reading.read_text, located, ref, bytes_max, deadline_ns=deadline_ns)
 
 
 async def stream_async(
     client: AsyncClient, ref: PayloadRef, *, chunk_bytes: int = CHUNK_BYTES, timeout: float | None = None
 ) -> AsyncIterator[bytes]:
-    """See `stream`; read with `async for`. A part is read when it is asked for, none ahead."""
+    """See `stream`; read with `async for`. A part is read when it is asked for, none ahead.
+
+    `timeout` is also how many seconds each part may wait for a thread to read it.
+    """
     reading.check_chunk(chunk_bytes)
     located = await client.call(locate_payload(ref), timeout=timeout)
     chunks = reading.read_chunks(located, ref, chunk_bytes)
     try:
-        while chunk := await in_thread(lambda: next(chunks, b"")):
+        while chunk := await in_thread(
+            lambda: next(chunks, b""), deadline_ns=deadline_after(timeout, client.limits)
+        ):
             yield chunk
     finally:
         # Where the loop was closed meanwhile, the thread that has it ends it.
@@ -166,8 +174,9 @@ async def read_range_async(
     client: AsyncClient, ref: PayloadRef, offset: int, length: int, *, timeout: float | None = None
 ) -> bytes:
     """See `read_range`."""
-    located = await client.call(locate_payload(ref), timeout=timeout)
-    return await in_thread(reading.read_range, located, ref, offset, length)
+    deadline_ns = deadline_after(timeout, client.limits)
+    located = await client.call(locate_payload(ref), timeout=seconds_left(deadline_ns))
+    return await in_thread(reading.read_range, located, ref, offset, length, deadline_ns=deadline_ns)
 
 
 # Upkeep

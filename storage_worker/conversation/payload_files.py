@@ -114,6 +114,7 @@ def damaged(ref: PayloadRef, check: str, why: str) -> StorageCorruptError:
             "content_type": ref.content_type,
             "retention_class": ref.retention_class,
             "check": check,
+            "reason": why,
         },
     )
 
@@ -192,6 +193,12 @@ def read_chunks(descriptor: int, ref: PayloadRef, chunk_bytes: int = CHUNK_BYTES
         digest.update(chunk)
         yield chunk
     _check_digest(ref, digest.hexdigest())
+
+
+def stored_chunks(descriptor: int, ref: PayloadRef) -> Iterator[bytes]:
+    """The file as it stands, packed or not and unchecked, at most `CHUNK_BYTES` at a time."""
+    for start in range(0, ref.stored_bytes, CHUNK_BYTES):
+        yield _read(descriptor, ref, start, min(CHUNK_BYTES, ref.stored_bytes - start))
 
 
 def verify(descriptor: int, ref: PayloadRef) -> None:

@@ -4,14 +4,10 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 
 from ..protocol.errors import InvalidRequestError, ResultTooLargeError
-from ..protocol.limits import MIB
 from . import payload_files as files
 from .payload_files import Folder
 from .payloads import Located, name_of
 from .records import PayloadRef
-
-READ_BYTES_MAX = 64 * MIB
-"""The largest body that is read whole unless the call allows more."""
 
 
 def read_whole(located: Located, ref: PayloadRef, bytes_max: int) -> bytes:

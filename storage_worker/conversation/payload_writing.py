@@ -19,18 +19,16 @@ from ..protocol.errors import (
     StorageCorruptError,
     StorageError,
 )
-from ..protocol.limits import INLINE_BYTES_MAX, MIB
 from ..protocol.operation import Call
 from . import payload_files as files
 from . import payload_placing as placing
+from .bounds import STEP_BYTES
+from .canonical import encoded
 from .payload_files import CHUNK_BYTES, Folder
 from .payloads import Offer, offer_payload, payload_folder, place_payload
 from .records import TEXT, PayloadRef
 
 BINARY = "application/octet-stream"
-
-STEP_BYTES = 8 * MIB
-"""How much of a body that is held in memory is written in one step: milliseconds, before it can be ended."""
 
 R = TypeVar("R")
 
@@ -48,9 +46,19 @@ Source = bytes | bytearray | memoryview | str | Readable | Iterable[bytes]
 """A body: bytes, a text (stored as UTF-8), or what gives its bytes in parts."""
 
 Asked = Call[Any] | None
-"""What a step ends with: a call that the worker is to answer, or None where the next part of the body is due."""
+"""What a step ends with: a call that the worker is to answer, or None where the next chunk of the body is due."""
 
 Steps = Generator[Asked, Any, R]
+
+
+def checked_source(body: Source) -> Source:
+    """A body, or `InvalidRequestError` where it is nothing that one can be read from."""
+    if isinstance(body, str | bytes | bytearray | memoryview | Readable | Iterable):
+        return body
+    raise InvalidRequestError(
+        f"a body is bytes, a text, a file that is open for reading bytes, or what gives bytes in parts, no"
+        f" {type(body).__name__}"
+    )
 
 
 def put_steps(
@@ -61,7 +69,7 @@ def put_steps(
     They may run in different threads, one after the other. Where they are closed or dropped before the end, what was
     written is removed.
 
-    Arguments: `body`, None for one whose parts are given as answers: each of `CHUNK_BYTES`, then a shorter one and
+    Arguments: `body`, None for one whose chunks are given as answers: each of `CHUNK_BYTES`, then a shorter one and
     no bytes at all; `content_type`, None for that of the body's kind; `deadline_ns`, on the monotonic clock. Raises
     `InvalidRequestError` for a name that UTF-8 cannot carry.
     """
@@ -73,7 +81,7 @@ def put_steps(
 
 
 def advance(steps: Steps[R], answer: object = None) -> Asked | R:
-    """Do the next step with the answer to the last one: a call's result, a part, or None to go on."""
+    """Do the next step with the answer to the last one: a call's result, a chunk, or None to go on."""
     return _next(steps.send, answer)
 
 
@@ -96,19 +104,19 @@ class _Writing:
         self._content_type = content_type
         self._retention_class = retention_class
         self._deadline_ns = deadline_ns
-        self._parts: Iterator[bytes | memoryview] | None = None
+        self._chunks: Iterator[bytes | memoryview] | None = None
 
     def put(self, body: Source | None) -> Steps[PayloadRef]:
-        """Put a body, or with None one whose parts are given."""
+        """Put a body, or with None one whose chunks are given."""
         if isinstance(body, str | bytes | bytearray | memoryview):
             data = memoryview(encoded(body) if isinstance(body, str) else body).cast("B")
             if len(data) <= files.GZIP_BYTES_MAX:
                 return (yield from self._put_small(data))
             return (yield from self._put_large(data))
         if body is not None:
-            self._parts = _parts(body)
-        head = yield from self._part()
-        # A part is shorter than that only at the end.
+            self._chunks = _chunked(body)
+        head = yield from self._next_chunk()
+        # A chunk is shorter than that only at the end.
         if len(head) <= files.GZIP_BYTES_MAX:
             return (yield from self._put_small(head))
         return (yield from self._put_stream(head))
@@ -125,11 +133,11 @@ class _Writing:
 
     def _put_large(self, body: memoryview) -> Steps[PayloadRef]:
         """Put a body that is held in memory and stored as it is; it is hashed while the rest is done."""
-        self._parts = (body[at : at + STEP_BYTES] for at in range(0, len(body), STEP_BYTES))
+        self._chunks = (body[at : at + STEP_BYTES] for at in range(0, len(body), STEP_BYTES))
         folder = Folder((yield from _ask(payload_folder())))
         with ThreadPoolExecutor(1, "payload-hash") as helper, placing.temporary_file(folder) as file:
             hashing = helper.submit(_sha256, body)
-            yield from self._write(file, (yield from self._part()))
+            yield from self._write(file, (yield from self._next_chunk()))
             return (yield from self._place(file, len(body), hashing.result))
 
     def _put_stream(self, head: bytes | memoryview) -> Steps[PayloadRef]:
@@ -140,10 +148,10 @@ class _Writing:
             size = yield from self._write(file, head, lambda part: helper.submit(digest.update, part))
             return (yield from self._place(file, size, digest.hexdigest))
 
-    def _part(self) -> Steps[bytes | memoryview]:
-        """The next part of the body, empty at its end."""
+    def _next_chunk(self) -> Steps[bytes | memoryview]:
+        """The next chunk of the body, empty at its end."""
         given: bytes = yield None
-        return given if self._parts is None else next(self._parts, b"")
+        return given if self._chunks is None else next(self._chunks, b"")
 
     def _write(
         self,
@@ -162,7 +170,7 @@ class _Writing:
             file.write(part)
             if hashing is not None:
                 hashing.result()
-            part = yield from self._part()
+            part = yield from self._next_chunk()
         return size
 
     def _place(self, file: placing.TemporaryFile, size: int, sha256: Callable[[], str]) -> Steps[PayloadRef]:
@@ -214,34 +222,18 @@ def _check_size(size: int) -> None:
         )
 
 
-def encoded(text: str) -> bytes:
-    """A text in UTF-8; `InvalidRequestError` where it has none."""
-    try:
-        return text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequestError("the body holds a lone surrogate, which UTF-8 cannot carry") from error
-
-
-def is_inline(text: str) -> bool:
-    """Whether a text stands in a row and needs no payload; `InvalidRequestError` for one without UTF-8."""
-    # A character takes 1 to 4 bytes, so that most texts need no encoding to be measured.
-    if len(text) > INLINE_BYTES_MAX:
-        return False
-    return len(text) * 4 <= INLINE_BYTES_MAX or len(encoded(text)) <= INLINE_BYTES_MAX
-
-
 # Bodies that come in parts
 
 
 class Gathering:
-    """A body that comes in parts of any length, made into ones of `CHUNK_BYTES`."""
+    """A body that comes in parts of any length, made into chunks of `CHUNK_BYTES`."""
 
     def __init__(self) -> None:
         self._bytes = bytearray()
 
     @property
     def is_enough(self) -> bool:
-        """Whether there is a whole part to take."""
+        """Whether there is a whole chunk to take."""
         return len(self._bytes) >= CHUNK_BYTES
 
     def add(self, part: object) -> None:
@@ -251,14 +243,14 @@ class Gathering:
         self._bytes += part
 
     def take(self) -> bytes:
-        """A whole part; at the end of the body what is left."""
-        part = bytes(self._bytes[:CHUNK_BYTES])
+        """A whole chunk; at the end of the body what is left."""
+        chunk = bytes(self._bytes[:CHUNK_BYTES])
         del self._bytes[:CHUNK_BYTES]
-        return part
+        return chunk
 
 
-def _parts(body: Readable | Iterable[bytes]) -> Iterator[bytes]:
-    """The bytes of a body in parts of `CHUNK_BYTES` and a last one."""
+def _chunked(body: Readable | Iterable[bytes]) -> Iterator[bytes]:
+    """The bytes of a body in chunks of `CHUNK_BYTES` and a last one."""
     gathering = Gathering()
     for part in iter(lambda: body.read(CHUNK_BYTES), b"") if isinstance(body, Readable) else body:
         gathering.add(part)

@@ -6,7 +6,7 @@ from ..transaction import Transaction
 from .bounds import PAGE_BYTES_DEFAULT, PAGE_ROWS_DEFAULT
 from .errors import RoomNotFoundError
 from .pages import Listing
-from .records import Cursor, Label, Name, Page, PageBytes, PageRows, Room
+from .records import Cursor, Label, Name, Page, PageBytes, PageRows, Room, Time
 from .schema import store
 
 _COLUMNS: Final = (
@@ -84,6 +84,28 @@ def make_room(
 def create_room(tx: Transaction, room: Name, title: Label = "") -> Room:
     """Make a room, or return the one that has this id already, its title as it is."""
     return find_room(tx, room) or make_room(tx, room, title, is_default=False)
+
+
+@store.write
+def restore_room(
+    tx: Transaction,
+    room: Name,
+    title: Label = "",
+    *,
+    is_default: bool = False,
+    created_ms: Time | None = None,
+    archived_ms: Time | None = None,
+) -> Room:
+    """Make a room as it was elsewhere, unless one has this id: that one is returned as it is.
+
+    With `is_default` it becomes the default room where there is none yet. Times are in milliseconds since 1970 in UTC;
+    `created_ms` is now where it is not told.
+    """
+    found = find_room(tx, room)
+    if found is not None:
+        return found
+    is_first = is_default and find_default_room(tx) is None
+    return make_room(tx, room, title, is_default=is_first, created_ms=created_ms, archived_ms=archived_ms)
 
 
 @store.write

@@ -14,26 +14,28 @@ from .errors import SessionNotFoundError
 from .pages import Listing
 from .records import Binding, Cursor, Name, Page, PageBytes, PageRows, Session, Status, Time
 from .schema import store
-from .standing import Noted, read_standing
+from .standing import Noted, Standing, read_standing
 
 _COLUMNS: Final = "session_number, id, room_id, parent_id, root_id, status, runtime_binding, first_preview, activity_ms, created_ms"
 _ONE: Final = f"select {_COLUMNS} from conversation_sessions where id = ? and session_number is not null"  # noqa: S608 - of constants
 _ADOPT: Final = "update conversation_sessions set parent_id = ?, root_id = ? where number = ?"
+_CHILD: Final = "select 1 from conversation_sessions where parent_id = ? limit 1"
+# The joins are `cross` to keep their order: with statistics of a store that was small, SQLite would go through all
+# sessions once for each one that stands there.
 _ABOVE: Final = (
-    "select parent_id, root_id from conversation_sessions where id = ? and session_number is not null"
+    "with recursive above(id) as (select :parent union select s.parent_id from above cross join conversation_sessions s"
+    " on s.id = above.id limit :count) select count(id), max(id = :session) from above"
 )
-_OF_ROOT: Final = (
-    "select number from conversation_sessions where root_id = :old_root and parent_id is not null"
-)
+# What has the root already is not gone through: what stands below it has that, too. An export may have told a session
+# of its root without its parent, so that a session has others below it than those that name it.
 _BELOW: Final = (
-    "with recursive below(number, id) as (select number, id from conversation_sessions where parent_id = :session"
-    " union select s.number, s.id from below join conversation_sessions s on s.parent_id = below.id)"
-    " select number from below"
+    "with recursive below(number, id) as (select number, id from conversation_sessions where parent_id = :session and"
+    " root_id <> :root union select number, id from conversation_sessions where root_id = :session and parent_id is not"
+    " null and root_id <> :root union select s.number, s.id from below cross join conversation_sessions s on"
+    " s.parent_id = below.id where s.root_id <> :root) select number from below"
 )
-_COUNT: Final = "select count(*) from ({below} limit :count_max)"
-_MOVE: Final = (
-    "update conversation_sessions set root_id = :root where root_id = :old_root and number in ({below})"
-)
+_COUNT: Final = f"select count(*) from ({_BELOW} limit :count_max)"  # noqa: S608 - of constants
+_MOVE: Final = f"update conversation_sessions set root_id = :root where number in ({_BELOW})"  # noqa: S608 - of constants
 _BIND: Final = "update conversation_sessions set runtime_binding = ? where number = ?"
 _BEGINNING: Final = "select id from conversation_sessions where id >= ? and id < ? order by id limit ?"
 _TEXTS: Final = "id, room_id, parent_id, root_id, status, runtime_binding, first_preview"
@@ -61,29 +63,44 @@ def require_session(tx: Transaction, session: str) -> Session:
     return found
 
 
-def root_below(tx: Transaction, session: str, parent: str) -> str:
-    """The root of a session with this parent: that of the highest session above it that is stored.
+def root_under(tx: Transaction, session: str, parent: str, told: str | None = None) -> str:
+    """The root of a session with this parent: the parent's own; where that is not stored, what is told, else the parent.
 
-    Raises `InvalidRequestError` where the session is its own parent or stands above it, or too many sessions do.
+    Raises `InvalidRequestError` where the session is its own parent or stands above it, or where too many sessions
+    stand above that to see whether it does.
     """
-    root, above = parent, parent
-    for _ in range(SESSION_DEPTH_MAX):
-        if above == session:
-            raise InvalidRequestError(
-                f"the session {parent!r} cannot be the parent of {session!r}, which is itself or stands above it",
-                details={"session": session, "parent": parent},
-            )
-        rows = tx.rows(_ABOVE, (above,))
-        if not rows:
-            return root
-        higher, root = rows[0][0], str(rows[0][1])
-        if higher is None:
-            return root
-        above = str(higher)
-    raise InvalidRequestError(
-        f"over {SESSION_DEPTH_MAX} sessions stand above {session!r}, or above one another in a ring; name a parent that is"
-        " higher up",
-        details={"session": session, "parent": parent, "session_depth_max": SESSION_DEPTH_MAX},
+    if parent == session:
+        raise _ring(session, parent)
+    found = find_session(tx, parent)
+    if found is None:
+        # Nothing stands above it.
+        return told or parent
+    # What has nothing below it closes no ring, nor does what is told again: most sessions never look above them.
+    if tx.rows(_CHILD, (session,)):
+        own = find_session(tx, session)
+        if own is None or own.parent != parent:
+            _refuse_ring(tx, session, parent)
+    return found.root
+
+
+def _refuse_ring(tx: Transaction, session: str, parent: str) -> None:
+    """Go up from a parent, and raise `InvalidRequestError` where the session stands there, or there is no end."""
+    counted = {"count": SESSION_DEPTH_MAX + 1}
+    [(count, is_above)] = tx.rows(_ABOVE, {"session": session, "parent": parent, **counted})
+    if is_above:
+        raise _ring(session, parent)
+    if count > SESSION_DEPTH_MAX:
+        raise InvalidRequestError(
+            f"{SESSION_DEPTH_MAX} or more sessions stand above {parent!r}, too many to see whether {session!r} is one of"
+            " them; name a parent that is higher up, or name a session's parent before others stand below it",
+            details={"session": session, "parent": parent, "session_depth_max": SESSION_DEPTH_MAX},
+        )
+
+
+def _ring(session: str, parent: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"the session {parent!r} cannot be the parent of {session!r}, which is itself or stands above it",
+        details={"session": session, "parent": parent},
     )
 
 
@@ -94,18 +111,24 @@ def move_below(tx: Transaction, session: str, old_root: str, root: str) -> None:
     """
     if old_root == root:
         return
-    # Below a root stand all that have it, also those whose parent is not stored.
-    below, parameters = _OF_ROOT, {"old_root": old_root}
-    if old_root != session:
-        below, parameters = _BELOW, {"old_root": old_root, "session": session}
-    count = tx.scalar(_COUNT.format(below=below), {**parameters, "count_max": SESSIONS_MOVED_COUNT_MAX + 1})
+    values = {"session": session, "root": root}
+    count = tx.scalar(_COUNT, {**values, "count_max": SESSIONS_MOVED_COUNT_MAX + 1})
     if count > SESSIONS_MOVED_COUNT_MAX:
         raise InvalidRequestError(
             f"over {SESSIONS_MOVED_COUNT_MAX} sessions stand below {session!r}, so that it keeps its place; name a"
             " session's parent before many stand below it",
             details={"session": session, "sessions_moved_count_max": SESSIONS_MOVED_COUNT_MAX},
         )
-    tx.execute(_MOVE.format(below=below), {**parameters, "root": root})
+    tx.execute(_MOVE, values)
+
+
+def stay_in_room(standing: Standing, room: str) -> None:
+    """Raise `InvalidRequestError` where a session was made in another room: its messages are numbered there."""
+    if standing.session_number is not None and room != standing.own_room:
+        raise InvalidRequestError(
+            f"the session {standing.session!r} stands in the room {standing.own_room!r} and cannot leave it",
+            details={"session": standing.session, "room": standing.own_room},
+        )
 
 
 @store.write
@@ -126,16 +149,13 @@ def upsert_session(
     never goes back.
 
     Raises `RoomNotFoundError`, and `InvalidRequestError` where the session stands in another room (its messages are
-    numbered there), where it is its own parent or stands above that one, and where over 1,000 sessions stand above it or
-    over 10,000 that would move with it stand below it.
+    numbered there), where it is its own parent or stands above that one, where over 10,000 that would get another root with
+    it stand below it, and where some stand below it and 10,000 above its new parent.
     """
-    root = None if parent is None else root_below(tx, session, parent)
+    root = None if parent is None else root_under(tx, session, parent)
     standing = read_standing(tx, session)
     room_id = standing.room_of(tx, room)
-    if standing.session_number is not None and room_id != standing.own_room:
-        raise InvalidRequestError(
-            f"the session {session!r} stands in the room {standing.own_room!r} and cannot leave it"
-        )
+    stay_in_room(standing, room_id)
     now = tx.now_ms() if activity_ms is None else activity_ms
     standing.save(tx, room_id, now, status, "", Noted(status))
     if runtime_binding is not None:

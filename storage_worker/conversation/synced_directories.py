@@ -1,9 +1,10 @@
 """Which directories are on the disk as they are."""
 
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from ..filesystem import sync_directory
 
 
 class SyncedDirectories:
@@ -37,11 +38,7 @@ class SyncedDirectories:
             is_changing = self._changing.get(path, 0) > 0
             if self._synced.get(path, -1) >= changes and not is_changing:
                 return
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync_directory(path)
         with self._lock:
             # Where it was changing meanwhile this counts for less than the change.
             self._synced[path] = max(self._synced.get(path, -1), changes)

@@ -90,7 +90,7 @@ def sessions(source: SourceFile) -> Iterator[Transcript | Problem]:
         )
 
 
-def joined(found: list[Transcript]) -> Transcript:
+def join_files(found: list[Transcript]) -> Transcript:
     """One session of what several files hold of it: the file that began first comes first, whatever was named first."""
     first, *others = sorted(found, key=lambda each: (each.began_ms or 0, each.path))
     return msgspec.structs.replace(first, beside=[FilePart(each.path, each.spans) for each in others])

@@ -2,7 +2,7 @@
 
 A head comes first. A room stands before the first event in it, a session before its own, and a payload, in parts of
 bounded size, before the first event whose body it is, or a line that says why it is missing. Events stand in the order
-of the log. Behind them stands how each session stands, and the last line says how many events there are: where it is
+of the log. Behind them stands the state of each session, and the last line says how many events there are: where it is
 missing the export was cut off.
 """
 
@@ -64,8 +64,8 @@ class MadeFields(msgspec.Struct, frozen=True, kw_only=True):
     created_ms: int
 
 
-class StandingLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="standing"):
-    """How a session stands behind its events: what lists show of it, and itself.
+class SessionStateLine(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="session_state"):
+    """The state of a session behind its events: what lists show of it, and itself.
 
     `made` is None where only output without a room named it.
     """
@@ -173,7 +173,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="end"
     events: int
 
 
-Line = Head | RoomLine | SessionLine | PayloadLine | MissingLine | EventLine | StandingLine | End
+Line = Head | RoomLine | SessionLine | PayloadLine | MissingLine | EventLine | SessionStateLine | End
 
 PayloadKey = tuple[str, str | None, str]
 """What tells a payload from any other: its SHA-256, its content type and its retention class."""
@@ -261,7 +261,7 @@ class _Rooms:
         elif place.kind == "session":
             self._join(f"session {place.id}", f"room {place.room}")
             self._spans_of(place.room or "").append(span)
-        elif place.kind == "standing":
+        elif place.kind == "session_state":
             self._join(f"session {place.session}", f"room {place.room}")
             self._spans_of(place.room or "").append(span)
         elif place.kind == "event":

@@ -39,6 +39,8 @@ _BY_NAME: Final = {format_.name: format_ for format_ in FORMATS}
 
 _IRREGULAR: Final = "no regular file"
 _UNKNOWN: Final = "no known format of transcripts"
+WITH_ITS_LOG: Final = "links, which are read with their log"
+"""Why a file is skipped that is no transcript by itself and still read."""
 
 
 class Skipped(msgspec.Struct, frozen=True):
@@ -95,7 +97,7 @@ def shown(path: str) -> str:
 
 def transcripts(*paths: str) -> Iterator[Transcript | Problem | Skipped]:
     """The sessions of files, and of all files in folders and below them, each session once."""
-    return joined(each for path in paths for each in _transcripts_at(path))
+    return join_sessions(each for path in paths for each in _transcripts_at(path))
 
 
 def _transcripts_at(path: str) -> Iterator[Transcript | Problem | Skipped]:
@@ -106,7 +108,7 @@ def _transcripts_at(path: str) -> Iterator[Transcript | Problem | Skipped]:
             yield found
 
 
-def joined(found: Iterable[T]) -> Iterator[T | Transcript]:
+def join_sessions(found: Iterable[T]) -> Iterator[T | Transcript]:
     """What was found, with what several files hold of one session put together behind all else.
 
     Only agents name their sessions themselves. All other sessions are named by the content of their file, and stand
@@ -118,7 +120,7 @@ def joined(found: Iterable[T]) -> Iterator[T | Transcript]:
             held.setdefault(each.session, []).append(each)
         else:
             yield each
-    yield from map(agent_logs.joined, held.values())
+    yield from map(agent_logs.join_files, held.values())
 
 
 def transcripts_in(path: str, *, is_named: bool) -> Iterator[Transcript | Problem | Skipped]:
@@ -136,7 +138,7 @@ def transcripts_in(path: str, *, is_named: bool) -> Iterator[Transcript | Proble
         yield _problem(path, error)
         return
     if room_logs.is_links(source):
-        yield Skipped(path, "links, which are read with their log")
+        yield Skipped(path, WITH_ITS_LOG if room_logs.has_log(path) else "links without their log")
     elif is_named:
         yield Problem(path, 0, _UNKNOWN)
     else:

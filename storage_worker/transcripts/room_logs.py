@@ -30,6 +30,10 @@ _LINE: Final = re.compile(
     re.DOTALL,
 )
 _LINK: Final = re.compile(r"(\d{1,9}) (\d{1,9}) -\s*")
+_LINKS_END: Final = ".annotation.txt"
+_LOG_KINDS: Final = ("ascii", "raw")
+"""How the name of a log's links ends, and what stands there instead in the name of the log: `x.ascii.txt`."""
+
 _SAMPLE_LINES: Final = 50
 _MOSTLY: Final = 0.9
 
@@ -46,6 +50,12 @@ def is_links(source: SourceFile) -> bool:
     return _mostly(_LINK, source)
 
 
+def has_log(path: str) -> bool:
+    """Whether the log of some links stands beside them."""
+    stem = path.removesuffix(_LINKS_END)
+    return any(FilePath(f"{stem}.{kind}.txt").is_file() for kind in _LOG_KINDS)
+
+
 def _mostly(pattern: re.Pattern[str], source: SourceFile) -> bool:
     lines = source.head.decode(errors="replace").split("\n")[:_SAMPLE_LINES]
     if len(lines) > 1:
@@ -56,8 +66,8 @@ def _mostly(pattern: re.Pattern[str], source: SourceFile) -> bool:
 
 def _links_path(path: str) -> str | None:
     """The file with the links of a log, None where there is none."""
-    stem = re.sub(r"\.(ascii|raw)\.txt$", "", path)
-    beside = f"{stem}.annotation.txt"
+    stem = re.sub(rf"\.({'|'.join(_LOG_KINDS)})\.txt$", "", path)
+    beside = stem + _LINKS_END
     return beside if stem != path and FilePath(beside).is_file() else None
 
 

@@ -155,7 +155,7 @@ class TestStatus:
 
 class TestMaintenance:
     def test_a_sound_database(self, served: Path) -> None:
-        assert run_json("check", served) == {"sound": True, "findings": []}
+        assert run_json("check", served) == {"sound": True, "findings": [], "unchecked": None}
 
     def test_findings_have_a_status_of_their_own(self, database: Path) -> None:
         with closing(sqlite3.connect(database)) as foreign, foreign:
@@ -171,7 +171,10 @@ class TestMaintenance:
     def test_backup(self, served: Path, tmp_path: Path) -> None:
         target = tmp_path / "copy.db"
         found = run_json("backup", served, target)
-        assert found == {"target": str(target), "bytes": target.stat().st_size}
+        size = target.stat().st_size
+        nothing = {"payloads": 0, "payload_bytes": 0, "findings": []}
+        assert found == {"target": str(target), "bytes": size, **nothing}
+        assert not Path(f"{target}-sw").exists()
         with sw.StorageWorker(target) as worker, worker.connect() as client:
             assert client.query("select count(*) from t").scalar() == 2
 

@@ -1,7 +1,11 @@
 """Import, export and looking at conversations, on a real worker: what is printed, and the exit status."""
 
 import json
+import os
+import signal
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +103,7 @@ def test_an_export_is_imported_into_another_database(imported: Path, tmp_path: P
     assert run("export", imported, file).exit_code == 0
     one = run("export", imported, "--session", "session-1")
     kinds = {json.loads(line)["kind"] for line in one.stdout.splitlines()}
-    assert kinds == {"storage-worker-export", "room", "session", "payload", "event", "standing", "end"}
+    assert kinds == {"storage-worker-export", "room", "session", "payload", "event", "session_state", "end"}
     done = run("import", other, file, "--processes", 1)
     assert done.exit_code == 0
     assert "export" in done.output
@@ -125,7 +129,11 @@ def test_an_export_tells_of_payloads_that_are_missing(imported: Path, tmp_path: 
     missing = [number for number, line in enumerate(lines, 1) if line["kind"] == "missing"]
     assert len(missing) == len(payloads)
     for number, told in zip(missing, done.stderr.splitlines(), strict=True):
-        assert told.startswith(f"the export:{number}: the payload {lines[number - 1]['sha256']}")
+        sha256 = lines[number - 1]["sha256"]
+        assert told.startswith(f"{file}:{number}: the payload {sha256}")
+        assert told.count(sha256) == 1
+        assert "cannot be read: its file has 7 bytes, recorded are" in told
+        assert told.endswith("; import a good export or put its body again, then export again")
     # Its own store has all events already.
     again = run_json("import", imported, file, "--processes", 1)
     assert (again["total"]["added"], again["problems"]) == (0, [])
@@ -147,8 +155,38 @@ def test_what_an_export_found_missing_is_told_also_where_it_cannot_go_on(
     done = run("export", imported, tmp_path / "all.jsonl")
     assert done.exit_code == 3
     told = done.stderr.splitlines()
-    assert told[0].startswith("the export:")
+    assert told[0].startswith(f"{tmp_path / 'all.jsonl'}:")
     assert "no space left" in told[-1]
+
+
+def test_a_dash_is_standard_output(imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for payload in Path(f"{imported}-sw", "payloads").rglob("*"):
+        if payload.is_file():
+            payload.write_bytes(b"damaged")
+    done = run("export", imported, "-")
+    assert done.exit_code == 1
+    assert done.stdout == run("export", imported).stdout != ""
+    assert done.stderr.startswith("standard output:")
+    assert not (tmp_path / "-").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_export_that_is_told_to_end_leaves_nothing_behind(
+    imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    def lines(*_: object, **__: object) -> Iterator[bytes]:
+        yield b"{}\n"
+        assert list(tmp_path.glob(".export-*"))
+        os.kill(os.getpid(), number)
+        yield b"{}\n"
+
+    monkeypatch.setattr("storage_worker.cli_conversation.export_lines", lines)
+    before = signal.getsignal(number)
+    done = run("export", imported, tmp_path / "all.jsonl")
+    assert done.exit_code == 128 + number
+    assert not [*tmp_path.glob(".export-*"), *tmp_path.glob("all.jsonl")]
+    assert signal.getsignal(number) is before
 
 
 def test_a_failed_export_leaves_the_file_and_the_database(imported: Path, tmp_path: Path) -> None:
@@ -189,6 +227,8 @@ def test_the_timeout_is_that_of_the_whole_command(imported: Path, monkeypatch: p
 
 def test_a_worker_without_the_store_is_told_at_once(database: Path, tmp_path: Path) -> None:
     path = samples.write_lines(tmp_path, "a.jsonl", [samples.CHAT])
+    with sw.StorageWorker(database, stores=[conversation_client.STORE]):
+        pass
     with sw.StorageWorker(database):
         for arguments in (("import", database, path), ("rooms", database), ("export", database)):
             result = run(*arguments)
@@ -205,6 +245,10 @@ def test_what_cannot_be_read_is_told_with_its_place_and_status(database: Path, t
         assert result.exit_code == 1
         assert f"{path}:2: no JSON" in result.output
         assert len(run_json("sessions", database)["sessions"]) == 2
+        again = run_json("import", database, path, "--processes", 1, status=1)
+        assert again["formats"]["chat"] | {"size_bytes": 0, "events": 0} == {
+            "sessions": 2, "known": 2, "records": 0, "events": 0, "added": 0, "size_bytes": 0,
+        }  # fmt: skip
     finally:
         assert run("stop", database).exit_code == 0
 
@@ -234,6 +278,85 @@ def test_the_beginning_of_an_id_is_enough_where_only_one_has_it(imported: Path) 
     assert empty["message"] == "the session's id is empty"
 
 
+def test_nothing_to_be_listed_is_no_error(imported: Path) -> None:
+    for arguments, told in (
+        (("rooms", imported, "--after", 1_000_000), "no rooms"),
+        # The newest come first.
+        (("sessions", imported, "--after", 1), "no sessions"),
+        (("show", imported, "session-1", "--after", 1_000_000), "no events"),
+    ):
+        result = run(*arguments)
+        assert (result.exit_code, result.output) == (0, f"{told}\n")
+
+
+def test_a_cut_file_of_which_nothing_can_be_read_leaves_nothing(database: Path, tmp_path: Path) -> None:
+    path = samples.write(tmp_path, "cut.jsonl", json.dumps(samples.TREES[0])[:-30] + "\n")
+    whole = samples.write_lines(tmp_path, "whole.jsonl", samples.TREES)
+    cut = samples.write(tmp_path, "part.jsonl", whole.read_text()[:-30])
+    try:
+        for added, known in ((5, 0), (0, 1)):
+            done = run_json("import", database, cut, "--processes", 1, status=1)["total"]
+            assert (done["sessions"], done["known"], done["added"]) == (1, known, added)
+        done = run_json("import", database, path, "--processes", 1, status=1)
+        assert done["total"]["sessions"] == 0
+        assert [room["title"] for room in run_json("rooms", database)["rooms"]][-1] == "part.jsonl"
+    finally:
+        assert run("stop", database).exit_code == 0
+
+
+class TestADatabaseWithoutTheStore:
+    """Looking at it changes nothing, and starts no worker."""
+
+    LOOKS = (("rooms",), ("sessions",), ("show", "s"), ("export",))
+
+    def refused(self, path: Path) -> None:
+        for command, *more in self.LOOKS:
+            result = run(command, path, *more)
+            assert (result.exit_code, "there is no conversation store in" in result.stderr) == (3, True)
+
+    @pytest.mark.parametrize("mode", ["delete", "wal", "empty file"])
+    def test_that_nobody_has_open(self, database: Path, mode: str) -> None:
+        database.touch()
+        if mode != "empty file":
+            with closing(sqlite3.connect(database)) as foreign, foreign:
+                foreign.execute(f"pragma journal_mode={mode}")
+                foreign.execute("create table t(a)")
+        before = database.read_bytes()
+        self.refused(database)
+        assert database.read_bytes() == before
+        assert [each.name for each in database.parent.iterdir()] == [database.name]
+
+    def test_whose_wal_holds_all(self, database: Path) -> None:
+        with closing(sqlite3.connect(database)) as foreign, foreign:
+            foreign.execute("pragma journal_mode=wal")
+            foreign.execute("create table t(a)")
+            foreign.commit()
+            before = sorted((each.name, each.read_bytes()) for each in database.parent.iterdir())
+            self.refused(database)
+            after = sorted((each.name, each.read_bytes()) for each in database.parent.iterdir())
+            assert [each for each in after if each[0][-4:] != "-shm"] == [
+                each for each in before if each[0][-4:] != "-shm"
+            ]
+            assert [each[0] for each in after] == [each[0] for each in before]
+
+    def test_whose_worker_runs(self, database: Path) -> None:
+        with sw.StorageWorker(database) as worker, worker.connect() as client:
+            client.execute("create table t(a)")
+            self.refused(database)
+            found = client.query("select count(*) from sqlite_schema where name like 'conversation%'")
+            assert found.scalar() == 0
+
+    def test_what_is_no_database_is_told(self, database: Path) -> None:
+        database.write_bytes(b"no database " * 1_000)
+        assert run_json("rooms", database, status=3)["code"] == "storage_corrupt"
+        assert [each.name for each in database.parent.iterdir()] == [database.name]
+
+    def test_a_store_that_stands_in_the_wal_is_seen(self, database: Path) -> None:
+        with sw.StorageWorker(database, stores=[conversation_client.STORE]):
+            assert Path(f"{database}-wal").stat().st_size > 0
+            assert conversation_client.has_store(database) is True
+
+
 def test_what_was_skipped_is_named_and_nothing_else_is_printed(imported: Path, tmp_path: Path) -> None:
     folder = tmp_path / "notes"
     folder.mkdir()
@@ -255,7 +378,9 @@ def test_what_was_skipped_is_named_and_nothing_else_is_printed(imported: Path, t
 class TestAWorkerWithoutTheStore:
     @pytest.fixture
     def plain(self, database: Path) -> Iterator[Path]:
-        """A database whose shared worker serves no store."""
+        """A database with the store, whose shared worker does not serve it."""
+        with sw.StorageWorker(database, stores=[conversation_client.STORE]):
+            pass
         assert run("sql", database, "create table t(a)", "--write").exit_code == 0
         yield database
         assert run("stop", database).exit_code == 0
@@ -287,12 +412,17 @@ class TestAWorkerWithoutTheStore:
         self, database: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(conversation_client, "has_ended", pytest.fail)
+        with sw.StorageWorker(database, stores=[conversation_client.STORE]):
+            pass
         with sw.StorageWorker(database):
             refused = run_json("rooms", database, status=3)
         assert "start it with stores=" in refused["message"]
 
-    def test_no_other_command_makes_the_stores_tables(self, plain: Path, tmp_path: Path) -> None:
-        assert run("check", plain).exit_code == 0
-        assert run("backup", plain, tmp_path / "copy.db").exit_code == 0
-        found = run_json("sql", plain, "select name from sqlite_schema where name like 'conversation%'")
+    def test_no_other_command_makes_the_stores_tables(self, database: Path, tmp_path: Path) -> None:
+        assert run("sql", database, "create table t(a)", "--write").exit_code == 0
+        assert run("stop", database).exit_code == 0
+        assert run("check", database).exit_code == 0
+        assert run("backup", database, tmp_path / "copy.db").exit_code == 0
+        found = run_json("sql", database, "select name from sqlite_schema where name like 'conversation%'")
         assert found["rows"] == []
+        assert run("stop", database).exit_code == 0

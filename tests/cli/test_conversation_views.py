@@ -6,7 +6,9 @@ import pytest
 from rich.console import Console, RenderableType
 
 from storage_worker.conversation.records import Navigation, Room
-from storage_worker.conversation_views import rooms_view, sessions_view
+from storage_worker.conversation_views import conversation_view, import_view, rooms_view, sessions_view
+from storage_worker.import_fleet import Summary
+from storage_worker.transcripts.formats import WITH_ITS_LOG, Skipped
 
 IDS = [f"chat-0123456789abcdef0123456789abcdef-{number}" for number in range(3)]
 
@@ -51,3 +53,20 @@ def test_a_rooms_id_is_whole() -> None:
     [room] = [Room(1, IDS[0] * 2, "a title " * 20, False, 7, 0, None)]
     shown = lines(rooms_view([room], more=""), 120)
     assert any(room.id in line for line in shown)
+
+
+def test_what_is_empty_says_so() -> None:
+    assert lines(rooms_view([], more=""), 80) == ["no rooms"]
+    assert lines(sessions_view([], more=""), 80) == ["no sessions"]
+    assert [lines(view, 80) for view in conversation_view([], None)] == [["no events"]]
+
+
+def test_links_are_told_apart_from_what_was_skipped() -> None:
+    links = [Skipped(f"/{name}.annotation.txt", WITH_ITS_LOG) for name in "ab"]
+    assert lines(import_view(Summary(skipped=links[:1])), 80)[1:] == ["1 file of links is read with its log"]
+    shown = lines(import_view(Summary(skipped=[*links, Skipped("/README", "no known format")])), 80)
+    assert shown[1:] == [
+        "2 files of links are read with their logs",
+        "skipped 1 file that is no transcript:",
+        "  /README",
+    ]

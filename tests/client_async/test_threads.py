@@ -3,20 +3,29 @@
 import asyncio
 import gc
 import threading
+import time
 import weakref
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from storage_worker.client import aio_threads
-from storage_worker.client.aio_threads import THREADS_COUNT_MAX, in_thread
+from storage_worker.client.aio_threads import THREADS_COUNT_MAX, clean_up_in_thread
 from storage_worker.client.daemon_threads import start_daemon
+from storage_worker.protocol.errors import DeadlineExceededError, WorkerUnavailableError
 from tests.client_async.conftest import Run
 from tests.client_async.peers import turns, until
 
 label: ContextVar[str] = ContextVar("label", default="none")
+
+T = TypeVar("T")
+
+
+async def in_thread(function: Callable[..., T], *arguments: object) -> T:
+    """With a deadline that does not pass within a test."""
+    return await aio_threads.in_thread(function, *arguments, deadline_ns=2**62)
 
 
 class Gate:
@@ -90,6 +99,67 @@ def test_who_waits_for_a_turn_leaves_at_once(run: Run[None]) -> None:
         await asyncio.gather(*tasks)
         assert gate.passed == THREADS_COUNT_MAX
         assert await in_thread(int) == 0
+
+    run(main())
+
+
+def test_a_turn_that_does_not_come_in_time(run: Run[None]) -> None:
+    """The function is not run then, and no turn is lost."""
+
+    async def main() -> None:
+        gate, late = Gate(), Gate()
+        tasks = [asyncio.create_task(in_thread(gate)) for _ in range(THREADS_COUNT_MAX)]
+        await until(lambda: gate.inside == THREADS_COUNT_MAX)
+        with pytest.raises(DeadlineExceededError, match="threads") as found:
+            await aio_threads.in_thread(late, deadline_ns=time.monotonic_ns())
+        assert found.value.details == {"stage": "client"}
+        gate.opened.set()
+        await asyncio.gather(*tasks)
+        tasks = [asyncio.create_task(in_thread(late)) for _ in range(2 * THREADS_COUNT_MAX)]
+        await until(lambda: late.inside == THREADS_COUNT_MAX)
+        late.opened.set()
+        await asyncio.gather(*tasks)
+        assert late.inside_max == THREADS_COUNT_MAX
+        assert late.passed == 2 * THREADS_COUNT_MAX
+
+    run(main())
+
+
+def test_cleaning_up_needs_no_turn_and_holds_cancels_back(run: Run[None]) -> None:
+    async def main() -> None:
+        gate, cleaning = Gate(), Gate()
+        tasks = [asyncio.create_task(in_thread(gate)) for _ in range(THREADS_COUNT_MAX)]
+        await until(lambda: gate.inside == THREADS_COUNT_MAX)
+        task = asyncio.create_task(clean_up_in_thread(cleaning))
+        await until(lambda: cleaning.inside == 1)
+        for _ in range(3):
+            task.cancel()
+            await turns(3)
+        assert not task.done()
+        cleaning.opened.set()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert (cleaning.passed, gate.passed) == (1, 0)
+        gate.opened.set()
+        await asyncio.gather(*tasks)
+
+    run(main())
+
+
+def test_it_is_cleaned_up_without_a_thread_where_there_is_none(
+    run: Run[None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise WorkerUnavailableError("no thread")
+
+    async def main() -> None:
+        monkeypatch.setattr(aio_threads, "start_daemon", refuse)
+        done: list[threading.Thread] = []
+        await clean_up_in_thread(lambda: done.append(threading.current_thread()))
+        assert done == [threading.current_thread()]
+        for _ in range(THREADS_COUNT_MAX + 1):
+            with pytest.raises(WorkerUnavailableError, match="no thread"):
+                await in_thread(int)
 
     run(main())
 

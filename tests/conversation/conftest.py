@@ -9,6 +9,7 @@ import pytest
 from storage_worker.conversation.records import PayloadRef
 from storage_worker.transaction import Transaction
 from tests.client_async.conftest import new_loop, run
+from tests.conversation.payload_places import Payloads, serving
 
 from .desk import Desk, desk_at
 
@@ -33,3 +34,16 @@ def committed(monkeypatch: pytest.MonkeyPatch) -> list[PayloadRef]:
 
     monkeypatch.setattr(importlib.import_module("storage_worker.conversation.payloads"), "commit", commit)
     return found
+
+
+@pytest.fixture(scope="module")
+def store_of_module(tmp_path_factory: pytest.TempPathFactory, runtime_directory: Path) -> Iterator[Payloads]:
+    """A worker with the payload store for all tests of a module."""
+    with serving(tmp_path_factory.mktemp("payloads") / "app.db") as store:
+        yield store
+
+
+@pytest.fixture
+def store(store_of_module: Payloads) -> Payloads:
+    """The worker of the module; the payloads of each test have a body of its own."""
+    return store_of_module

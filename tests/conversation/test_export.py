@@ -15,7 +15,8 @@ import import_checks
 import storage_worker as sw
 from storage_worker import conversation
 from storage_worker.conversation import payload_client
-from storage_worker.conversation.restores import Made, Shown
+from storage_worker.conversation.bounds import LOOK_AHEAD_COUNT_MAX
+from storage_worker.conversation.session_restores import Made, Shown
 from storage_worker.conversation_client import STORE
 from storage_worker.exporting import all_pages, export_lines, write_lines, write_out
 from storage_worker.import_export_file import import_export
@@ -76,7 +77,7 @@ def fill(client: sw.Client) -> None:
     call(conversation.restore_room("empty", "Nothing is in it", created_ms=11, archived_ms=12))
     call(conversation.restore_session("silent", "empty", created_ms=13))
     silent = Made(None, "silent", "waiting", None, "it was told", 14, 13)
-    call(conversation.restore_standing("silent", "empty", 0, Shown("thinking", "shown", 15), silent))
+    call(conversation.restore_session_state("silent", "empty", 0, Shown("thinking", "shown", 15), silent))
     call(conversation.create_room("old", "An old room"))
     call(conversation.upsert_session("child", "old", parent="plain", runtime_binding="bound"))
     admitted = call(
@@ -165,7 +166,7 @@ def digests(client: sw.Client) -> dict[str, str]:
     return {session: import_checks.content_digest(client, session) for session in sessions}
 
 
-def standing(client: sw.Client) -> dict[str, tuple[Any, ...]]:
+def states(client: sw.Client) -> dict[str, tuple[Any, ...]]:
     """All that is said of each room, session and navigation; the numbers of sessions are those of a store."""
     rooms = {f"room {each.id}": each for each in all_pages(client, conversation.rooms)}
     sessions = {f"session {each.id}": each for each in import_checks.sessions_of(client)}
@@ -194,13 +195,13 @@ def test_everything_comes_back_and_only_once(make_client: MakeClient, tmp_path: 
     assert (done.sessions, done.known) == (count, 0)
     assert digests(target) == digests(source)
     assert places(target) == places(source)
-    assert standing(target) == standing(source)
+    assert states(target) == states(source)
     assert not list(payload_client.check(target))
     again = restore_all(target, path)
     assert (again.problems, again.added) == ([], 0)
     assert (again.sessions, again.known) == (count, count)
     assert digests(target) == digests(source)
-    assert standing(target) == standing(source)
+    assert states(target) == states(source)
     repeat = target.call(conversation.append("child", "note", {"n": 1}, "a body", client_transaction_id="t2"))
     assert not repeat.created
 
@@ -236,7 +237,7 @@ def test_one_session_or_one_room(make_client: MakeClient, tmp_path: Path) -> Non
     assert kinds[:3] == ["storage-worker-export", "room", "session"]
     assert restore_all(target, path).problems == []
     assert digests(target) == {"child": import_checks.content_digest(source, "child")}
-    assert set(standing(target)) == {"room old", "session child", "navigation child"}
+    assert set(states(target)) == {"room old", "session child", "navigation child"}
     path = write_export(source, tmp_path / "r.jsonl", room="old")
     assert len(sessions_in(path)) == 1
     sessions = {json.loads(line).get("session") for line in path.read_bytes().splitlines()}
@@ -299,8 +300,8 @@ def test_parts_make_the_whole(make_client: MakeClient, tmp_path: Path) -> None:
     done = restore_all(target, write_export(source, tmp_path / "all.jsonl"))
     assert (done.problems, done.added) == ([], 0)
     assert digests(target) == digests(source)
-    assert {name: each for name, each in standing(target).items() if not name.startswith("room")} == {
-        name: each for name, each in standing(source).items() if not name.startswith("room")
+    assert {name: each for name, each in states(target).items() if not name.startswith("room")} == {
+        name: each for name, each in states(source).items() if not name.startswith("room")
     }
 
 
@@ -315,7 +316,7 @@ def test_rooms_one_by_one_make_the_whole(make_client: MakeClient, tmp_path: Path
             assert (done.problems, bool(done.added)) == ([], added and room.id != "empty")
     done = restore_all(target, write_export(source, tmp_path / "all.jsonl"))
     assert (done.problems, done.added) == ([], 0)
-    assert standing(target) == standing(source)
+    assert states(target) == states(source)
     sequences = {
         (each.event.event_id, each.event.type): each.event.sequence
         for each in import_checks.events_of(target, "late")
@@ -390,10 +391,10 @@ class TestALiveStore:
         later = write_export(source, tmp_path / "later.jsonl")
         assert restore_all(target, later).problems == []
         assert digests(target) == digests(source)
-        assert standing(target) == standing(source)
+        assert states(target) == states(source)
         again = restore_all(target, path)
         assert (again.problems, again.added, again.known) == ([], 0, again.sessions)
-        assert standing(target) == standing(source)
+        assert states(target) == states(source)
 
     def test_what_came_before_its_events_were_read_is_in_it(
         self, make_client: MakeClient, tmp_path: Path
@@ -407,7 +408,7 @@ class TestALiveStore:
         path.write_bytes(b"".join([*first, *lines]))
         assert restore_all(target, path).problems == []
         assert digests(target) == digests(source)
-        assert standing(target) == standing(source)
+        assert states(target) == states(source)
 
 
 def broken_off(client: sw.Client, monkeypatch: pytest.MonkeyPatch, calls: int, *, is_done: bool) -> None:
@@ -443,7 +444,7 @@ def test_an_import_that_was_broken_off_anywhere_goes_on(
             broken_off(target, patched, calls, is_done=is_done)
             is_whole = restore_all(target, path).failure is None
         assert restore_all(target, path).failure is None
-        assert standing(target) == standing(source)
+        assert states(target) == states(source)
         assert digests(target) == digests(source)
         if is_whole:
             assert calls > 5
@@ -492,9 +493,9 @@ def test_a_session_that_only_output_without_a_room_named(make_client: MakeClient
     source.call(conversation.ingest_output("s", {"type": "message_started"}))
     path = write_export(source, tmp_path / "e.jsonl", session="s")
     assert restore_all(target, path).problems == []
-    assert standing(target) == standing(source)
+    assert states(target) == states(source)
     assert target.call(conversation.session("s")) is None
-    assert {name for name in standing(target) if name.startswith("navigation")} == {"navigation s"}
+    assert {name for name in states(target) if name.startswith("navigation")} == {"navigation s"}
 
 
 def test_an_event_behind_others_that_came_between_is_known(make_client: MakeClient, tmp_path: Path) -> None:
@@ -511,22 +512,23 @@ def test_an_event_behind_others_that_came_between_is_known(make_client: MakeClie
 
 
 class TestADamagedPayload:
-    @pytest.fixture(params=["gone", "cut", "other bytes"])
+    @pytest.fixture(params=itertools.product((60_000, 600_000), ("gone", "cut", "other bytes")))
     def source(self, make_client: MakeClient, tmp_path: Path, request: pytest.FixtureRequest) -> sw.Client:
-        """A store with a sound payload of two parts and a damaged one, each of two events."""
+        """A store with a sound payload of two parts and a damaged one, packed or not, each of two events."""
+        size, damage = request.param
         source = make_client("source")
-        refs = [payload_client.put(source, os.urandom(600_000)) for _ in range(2)]
+        refs = [payload_client.put(source, os.urandom(each)) for each in (600_000, size)]
         for number, ref in enumerate(refs * 2):
             source.call(conversation.append("s", "file", body=ref, event_id=f"{number}"))
         source.call(conversation.append("s", "note", body="no id"))
         [file] = (tmp_path / "source.db-sw" / "payloads").rglob(f"*{refs[1].sha256}*")
-        if request.param == "gone":
+        if damage == "gone":
             file.unlink()
-        elif request.param == "cut":
+        elif damage == "cut":
             os.truncate(file, 1_000)
         else:
             with file.open("r+b") as opened:
-                opened.seek(599_000)
+                opened.seek(-1_000, os.SEEK_END)
                 opened.write(b"damage")
         return source
 
@@ -636,10 +638,10 @@ def test_what_is_there_is_left_as_it_is(make_client: MakeClient, tmp_path: Path)
     assert restore_all(target, path).problems == []
     target.call(conversation.upsert_session("child", status="running", runtime_binding="a live one"))
     target.call(conversation.admit("plain", "and now?"))
-    before = standing(target)
+    before = states(target)
     again = restore_all(target, path)
     assert (again.problems, again.added) == ([], 0)
-    assert standing(target) == before
+    assert states(target) == before
 
 
 def test_events_without_ids_are_known_by_their_place(make_client: MakeClient, tmp_path: Path) -> None:
@@ -651,6 +653,37 @@ def test_events_without_ids_are_known_by_their_place(make_client: MakeClient, tm
     # An export of a copy is another file, so that no request key is known any more.
     assert restore_all(target, write_export(target, tmp_path / "copy.jsonl")).added == 0
     assert len(list(import_checks.events_of(target))) == 3
+
+
+def test_an_event_of_another_room_behind_many_is_known(make_client: MakeClient, tmp_path: Path) -> None:
+    source = make_client("source")
+    for room in ("a", "b"):
+        source.call(conversation.create_room(room))
+    for number in range(LOOK_AHEAD_COUNT_MAX + 1):
+        source.call(conversation.append("s", "x", {"n": number}, room="a"))
+    source.call(conversation.append("s", "note", room="b"))
+    path = write_export(source, tmp_path / "e.jsonl", room="b")
+    assert [restore_all(source, path).added for _ in range(2)] == [0, 0]
+
+
+def test_a_session_that_an_edited_export_moves_stays_in_its_room(
+    make_client: MakeClient, tmp_path: Path
+) -> None:
+    source, target = make_client("source"), make_client("target")
+    for client in (source, target):
+        client.call(conversation.create_room("a"))
+        client.call(conversation.create_room("b"))
+    source.call(conversation.admit("s", "x", room="a"))
+    path = write_export(source, tmp_path / "e.jsonl")
+    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+    [state] = [number for number, line in enumerate(lines) if line["kind"] == "session_state"]
+    lines[state]["room"] = "b"
+    path.write_bytes(b"".join(json.dumps(line).encode() + b"\n" for line in lines))
+    [problem] = restore_all(target, path).problems
+    assert (problem.line, "cannot leave" in problem.reason) == (state + 1, True)
+    found = target.call(conversation.session("s"))
+    assert found is not None
+    assert (found.room, found.activity_ms) == ("a", next(import_checks.events_of(target)).event.created_ms)
 
 
 def test_a_session_that_is_given_something_was_not_there_before(

@@ -17,9 +17,11 @@ import storage_worker as sw
 from storage_worker import conversation
 from storage_worker.conversation.event_restores import EventCopy
 from storage_worker.conversation.records import MessagePlace, PayloadRef, Provenance, Sender
-from storage_worker.conversation.restores import Made, Shown
+from storage_worker.conversation.session_restores import Made, Shown
 from storage_worker.protocol.errors import StorageError
 from storage_worker.store import StoreOperation
+
+from .copies import COPY
 
 REFUSALS = (
     sw.InvalidRequestError,
@@ -88,30 +90,6 @@ OBJECTS = {
 }
 REF = PayloadRef("a" * 64, "text/plain", "conversation", 5, 5, "identity")
 PLACE = MessagePlace("m-1", "s", 1, 5)
-COPY = EventCopy(
-    session="s",
-    room="room",
-    room_named=True,
-    actor="",
-    type="note",
-    event_id=None,
-    aggregate_kind="session",
-    aggregate_id="s",
-    version=1,
-    client_transaction_id=None,
-    idempotency_key=None,
-    provenance=None,
-    attributes_json="{}",
-    added_json=None,
-    content_type=None,
-    body=None,
-    preview="",
-    retention_class="conversation",
-    created_ms=5,
-    sender=Sender(),
-    role=None,
-    turn_id=None,
-)
 OUTPUT_COPY = msgspec.structs.replace(COPY, type="assistant_message", provenance=Provenance())
 SHOWN = Shown("idle", "", 5)
 MADE = Made(None, "s", "idle", None, None, 5, 5)

@@ -96,7 +96,7 @@ def test_a_session_that_went_on_after_its_import_is_known_event_by_event(
     client.call(conversation.admit("session-1", "and now?", room="agent-logs"))
     before = count_events(client)
     [again] = import_here(client, path)
-    assert (again.known, again.added, again.events) == (0, 0, first.events)
+    assert (again.known, again.added, again.events) == (1, 0, first.events)
     assert count_events(client) == before
 
 

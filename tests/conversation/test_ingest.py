@@ -1,5 +1,6 @@
 from typing import Any
 
+import msgspec
 import pytest
 
 from storage_worker import conversation
@@ -279,6 +280,24 @@ class TestBounds:
         ):
             desk.output("assistant_message", **{field: "x" * (INLINE_BYTES_MAX + 1)})
         assert desk.events() == []
+
+    @pytest.mark.parametrize(
+        ("type_", "field"), [("assistant_message", "text"), ("note", "body"), ("tool_call", "arguments")]
+    )
+    def test_a_reference_may_stand_in_the_place_of_the_body(
+        self, desk: Desk, committed: list[PayloadRef], type_: str, field: str
+    ) -> None:
+        ref = reference_to("text/plain", "d" * 64)
+        # As it comes through the pipe: an array of its fields.
+        arrived = list(msgspec.structs.astuple(ref))
+        first = desk.ingest({"type": type_, "event_id": "e", field: arrived}, room=ROOM)
+        (event,) = desk.events()
+        assert (event.body, field in event.attributes) == (ref, False)
+        assert ref in committed
+        again = desk.ingest({"type": type_, "event_id": "e"}, payload=ref, room=ROOM)
+        assert (again.duplicate, again.stream_id) == (True, first.stream_id)
+        with pytest.raises(InvalidRequestError):
+            desk.ingest({"type": type_, field: arrived}, payload=ref)
 
     def test_a_large_body_is_a_payload(self, desk: Desk, committed: list[PayloadRef]) -> None:
         ref = reference_to("text/plain", "d" * 64)

@@ -17,24 +17,12 @@ from storage_worker.conversation import payload_files as files
 from storage_worker.conversation import payload_placing as placing
 from storage_worker.conversation.payload_files import CHUNK_BYTES, GZIP_BYTES_MAX
 from storage_worker.conversation.records import PayloadRef
-from tests.conversation.payload_places import Payloads, serving
+from tests.conversation.payload_places import Payloads
 from tests.conversation.payload_store import STORES, drop, hold
 
 MIB = 2**20
 
 SIZES = (0, 1, 20_000, GZIP_BYTES_MAX, GZIP_BYTES_MAX + 1, 3 * CHUNK_BYTES)
-
-
-@pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory, runtime_directory: Path) -> Iterator[Payloads]:
-    with serving(tmp_path_factory.mktemp("payloads") / "app.db") as store:
-        yield store
-
-
-@pytest.fixture
-def store(standing: Payloads) -> Payloads:
-    """One worker for all tests of the module; the payloads of each test have a body of its own."""
-    return standing
 
 
 def body_of(size: int, seed: str) -> bytes:
@@ -74,6 +62,13 @@ def test_however_it_comes_it_is_one_payload(store: Payloads, size: int) -> None:
     for source in (bytearray(body), memoryview(body), io.BytesIO(body), small, iter([b"", body, b""])):
         assert store.put(source) == ref
     assert store.file(ref).stat().st_ino == inode
+    assert store.temporaries() == []
+
+
+@pytest.mark.parametrize("body", [None, 5, Path("file")])
+def test_what_is_no_body(store: Payloads, body: Any) -> None:
+    with pytest.raises(sw.InvalidRequestError, match=f"no {type(body).__name__}"):
+        store.put(body)
     assert store.temporaries() == []
 
 

@@ -11,8 +11,8 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,7 @@ from storage_worker.conversation.records import PayloadRef
 from storage_worker.protocol.operation import Call
 from tests.client_async.conftest import Run
 from tests.client_async.peers import turns, until
-from tests.conversation.payload_places import Payloads, in_child, serving, status_of
+from tests.conversation.payload_places import Payloads, in_child, status_of
 from tests.conversation.payload_store import hold
 
 MIB = 2**20
@@ -49,18 +49,6 @@ MIB = 2**20
 SIZES = (0, 1, 20_000, GZIP_BYTES_MAX, GZIP_BYTES_MAX + 1, 3 * CHUNK_BYTES, 3 * CHUNK_BYTES + 7)
 
 NOWHERE = PayloadRef("0" * 64, "text/plain", "test", 1, 21, "gzip")
-
-
-@pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory, runtime_directory: Path) -> Iterator[Payloads]:
-    with serving(tmp_path_factory.mktemp("payloads") / "app.db") as store:
-        yield store
-
-
-@pytest.fixture
-def store(standing: Payloads) -> Payloads:
-    """One worker for all tests of the module; the payloads of each test have a body of its own."""
-    return standing
 
 
 Work = Callable[[sw.AsyncClient], Coroutine[Any, Any, None]]
@@ -224,6 +212,7 @@ REFUSED: dict[str, tuple[str, Callable[[PayloadRef], tuple[Any, ...]], dict[str,
     "a lone surrogate": ("put", lambda _: ("\ud800",), {}),
     "a large text with one": ("prepare_text", lambda _: ("\ud800" * 20_000,), {}),
     "a short text with one": ("prepare_text", lambda _: ("\ud800" * 10_000,), {}),
+    "one that stands in a row": ("prepare_text", lambda _: ("\ud800" * 1_000,), {}),
     "a type with one": ("put", lambda _: (b"x", "\ud800"), {}),
     "a type that is too long": ("put", lambda _: (bytes(MIB), "x" * 1000), {}),
     "no JSON": ("put_json", lambda _: (float("nan"),), {}),
@@ -332,7 +321,10 @@ def test_both_clients_take_the_same() -> None:
     ("program", "loaded"),
     [
         ("import storage_worker.conversation as c; c.prepare_text", {"asyncio": False}),
-        ("from storage_worker.conversation import prepare_text_async", {"asyncio": True}),
+        (
+            "from storage_worker.conversation.payload_client_async import prepare_text_async",
+            {"asyncio": True},
+        ),
     ],
 )
 def test_what_an_import_loads(program: str, loaded: dict[str, bool]) -> None:
@@ -612,6 +604,141 @@ def test_a_put_is_cancelled_at_any_moment(store: Payloads, serve: Callable[[Work
                 assert task.result().sha256 == hashlib.sha256(body).hexdigest()
             assert store.temporaries() == []
         await check_whole(store, client, new_body(size))
+
+    serve(main)
+
+
+@asynccontextmanager
+async def every_turn_taken(client: sw.AsyncClient) -> AsyncIterator[None]:
+    """Puts whose sources give nothing have all the threads meanwhile."""
+    lock, count, go_on = threading.Lock(), itertools.count(1), threading.Event()
+    waiting = 0
+
+    def source() -> Iterator[bytes]:
+        nonlocal waiting
+        with lock:
+            waiting = next(count)
+        assert go_on.wait(60)
+        yield b"at last"
+
+    tasks = [asyncio.create_task(put_async(client, source())) for _ in range(THREADS_COUNT_MAX)]
+    try:
+        await until(lambda: waiting == THREADS_COUNT_MAX)
+        yield
+        assert not any(task.done() for task in tasks)
+    finally:
+        go_on.set()
+        await asyncio.gather(*tasks)
+
+
+class Endless:
+    """A body of 3 MiB so far, in the middle of which its put waits for more, or with `go_on` for its turn."""
+
+    def __init__(self) -> None:
+        self.waits, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield bytes(3 * MIB)
+        self.waits.set()
+        await self.go_on.wait()
+        while True:
+            yield bytes(MIB)
+
+
+def test_no_turn_comes_in_time(store: Payloads, serve: Callable[[Work], None]) -> None:
+    async def main(client: sw.AsyncClient) -> None:
+        body = new_body(2 * MIB)
+        ref = await held(client, body)
+        endless = Endless()
+        begun = asyncio.create_task(put_async(client, endless, timeout=2))
+        await endless.waits.wait()
+        async with every_turn_taken(client):
+            endless.go_on.set()
+            late: list[Awaitable[object]] = [
+                begun,
+                put_async(client, new_body(1000), timeout=1),
+                put_async(client, io.BytesIO(new_body(2 * MIB)), timeout=1),
+                read_async(client, ref, timeout=1),
+                read_text_async(client, ref, timeout=1),
+                read_range_async(client, ref, 0, 1, timeout=1),
+                drained(stream_async(client, ref, timeout=1)),
+            ]
+            errors = await asyncio.gather(*late, return_exceptions=True)
+            for error in errors:
+                assert isinstance(error, sw.DeadlineExceededError)
+                assert "threads" in error.message
+                assert error.details == {"stage": "client"}
+            assert store.temporaries() == []
+        assert await read_async(client, ref) == body
+
+    serve(main)
+
+
+def test_the_next_part_of_a_stream_has_no_turn_in_time(serve: Callable[[Work], None]) -> None:
+    async def main(client: sw.AsyncClient) -> None:
+        ref = await held(client, new_body(3 * MIB))
+        chunks = stream_async(client, ref, timeout=1)
+        assert len(await anext(chunks)) == MIB
+        async with every_turn_taken(client):
+            with pytest.raises(sw.DeadlineExceededError, match="threads"):
+                await anext(chunks)
+
+    serve(main)
+
+
+@pytest.mark.parametrize("is_turn_awaited", [False, True])
+def test_a_cancelled_put_needs_no_turn_to_leave(
+    store: Payloads, serve: Callable[[Work], None], *, is_turn_awaited: bool
+) -> None:
+    async def main(client: sw.AsyncClient) -> None:
+        endless = Endless()
+        task = asyncio.create_task(put_async(client, endless))
+        await endless.waits.wait()
+        assert len(store.temporaries()) == 1
+        async with every_turn_taken(client):
+            if is_turn_awaited:
+                endless.go_on.set()
+                await turns(3)
+            fresh = asyncio.create_task(put_async(client, new_body(2 * MIB)))
+            await turns(3)
+            for each in (task, fresh):
+                each.cancel()
+                assert await is_cancelled(each)
+            assert store.temporaries() == []
+
+    serve(main)
+
+
+def test_a_put_is_cancelled_again_while_it_cleans_up(
+    store: Payloads, serve: Callable[[Work], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removing, go_on = threading.Event(), threading.Event()
+
+    def unlink(path: str) -> None:
+        removing.set()
+        assert go_on.wait(60)
+        real(path)
+
+    real = os.unlink
+
+    async def main(client: sw.AsyncClient) -> None:
+        endless = Endless()
+        task = asyncio.create_task(put_async(client, endless))
+        await endless.waits.wait()
+        async with every_turn_taken(client):
+            monkeypatch.setattr(os, "unlink", unlink)
+            task.cancel()
+            await turns(1)
+            for _ in range(3):
+                task.cancel()
+                await turns(3)
+            await until(removing.is_set)
+            task.cancel()
+            await turns(3)
+            assert not task.done()
+            go_on.set()
+            assert await is_cancelled(task)
+            assert store.temporaries() == []
 
     serve(main)
 

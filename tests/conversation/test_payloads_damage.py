@@ -6,7 +6,7 @@ import os
 import random
 import tracemalloc
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from storage_worker.conversation.payload_files import CHUNK_BYTES, GZIP_BYTES_MA
 from storage_worker.conversation.payloads import locate_payload, name_of, place_payload
 from storage_worker.conversation.records import PayloadRef
 from storage_worker.protocol.operation import Call
-from tests.conversation.payload_places import Payloads, serving
+from tests.conversation.payload_places import Payloads
 from tests.conversation.payload_store import drop, hold
 
 MIB = 2**20
@@ -29,18 +29,6 @@ MEMORY_BYTES_MAX = 8 * MIB
 WORKER_BYTES_MAX = 24 * MIB
 
 SMALL, LARGE = 50_000, GZIP_BYTES_MAX + 300_000
-
-
-@pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory, runtime_directory: Path) -> Iterator[Payloads]:
-    with serving(tmp_path_factory.mktemp("damage") / "app.db") as store:
-        yield store
-
-
-@pytest.fixture
-def store(standing: Payloads) -> Payloads:
-    """One worker for all tests of the module; the payloads of each test have a body of its own."""
-    return standing
 
 
 def body_of(size: int, seed: object) -> bytes:

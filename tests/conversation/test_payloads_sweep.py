@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -16,26 +15,20 @@ from storage_worker.conversation.payload_files import GZIP_BYTES_MAX
 from storage_worker.conversation.payload_sweep import SweepPosition, sweep_payloads
 from storage_worker.conversation.payloads import name_of
 from storage_worker.conversation.records import PayloadRef
-from tests.conversation.payload_places import Payloads, age, in_child, serving, status_of
+from tests.conversation.payload_places import Payloads, age, in_child, status_of
 from tests.conversation.payload_store import drop, hold
 
 CLIENTS = 8
 ROUNDS = 12
 
 
-@pytest.fixture(scope="module")
-def standing(tmp_path_factory: pytest.TempPathFactory, runtime_directory: Path) -> Iterator[Payloads]:
-    with serving(tmp_path_factory.mktemp("sweep") / "app.db") as store:
-        yield store
-
-
 @pytest.fixture
-def store(standing: Payloads) -> Payloads:
+def store(store_of_module: Payloads) -> Payloads:
     """One worker for all tests of the module; nothing that can be swept is there when a test begins."""
-    standing.put(b"first")
-    standing.sweep(grace_ms=0)
-    standing.sweep(grace_ms=0)
-    return standing
+    store_of_module.put(b"first")
+    store_of_module.sweep(grace_ms=0)
+    store_of_module.sweep(grace_ms=0)
+    return store_of_module
 
 
 def released(store: Payloads, body: bytes) -> PayloadRef:

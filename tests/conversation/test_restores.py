@@ -7,11 +7,13 @@ import pytest
 
 from storage_worker import conversation
 from storage_worker.conversation import Provenance, RoomNotFoundError, Sender
-from storage_worker.conversation.event_restores import EventCopy, Restored
+from storage_worker.conversation.bounds import LOOK_AHEAD_COUNT_MAX
+from storage_worker.conversation.event_restores import Restored
 from storage_worker.conversation.records import MessagePlace
-from storage_worker.conversation.restores import Made, Shown
+from storage_worker.conversation.session_restores import Made, Shown
 from storage_worker.protocol.errors import InvalidRequestError
 
+from .copies import COPY
 from .desk import ROOM, Desk
 
 
@@ -30,11 +32,11 @@ MADE = Made("p", "r", "waiting", "b", "hi", activity_ms=9, created_ms=5)
 SHOWN = Shown("running", "shown", activity_ms=11)
 
 
-def stand(desk: Desk, last: int = 0, shown: Shown = SHOWN, made: Made | None = MADE) -> bool:
-    return conversation.restore_standing.handler(desk.tx, "s", ROOM, last, shown, made)
+def restore_state(desk: Desk, last: int = 0, shown: Shown = SHOWN, made: Made | None = MADE) -> bool:
+    return conversation.restore_session_state.handler(desk.tx, "s", ROOM, last, shown, made)
 
 
-def stands(desk: Desk) -> tuple[Any, ...]:
+def state_of(desk: Desk) -> tuple[Any, ...]:
     session, shown = desk.session(), desk.navigation()
     assert shown is not None
     made = session and (
@@ -47,76 +49,82 @@ def stands(desk: Desk) -> tuple[Any, ...]:
 def test_a_session_is_made_as_it_was_begun_and_then_left_alone(desk: Desk) -> None:
     restore = conversation.restore_session.handler
     assert restore(desk.tx, "s", ROOM, parent="p", root="r", created_ms=5)
-    before = stands(desk)
+    before = state_of(desk)
     assert before == (("p", "r", "idle", None, None, 5, 5), ("idle", "", 5))
     assert not restore(desk.tx, "s", ROOM, parent="other", created_ms=10)
-    assert stands(desk) == before
+    assert state_of(desk) == before
 
 
 @pytest.mark.parametrize("is_begun", [False, True])
 def test_a_session_stands_as_it_did(desk: Desk, is_begun: bool) -> None:
     if is_begun:
         conversation.restore_session.handler(desk.tx, "s", ROOM, created_ms=5)
-    assert stand(desk)
-    assert stands(desk) == (msgspec.structs.astuple(MADE), msgspec.structs.astuple(SHOWN))
-    assert not stand(desk)
+    assert restore_state(desk)
+    assert state_of(desk) == (msgspec.structs.astuple(MADE), msgspec.structs.astuple(SHOWN))
+    assert not restore_state(desk)
 
 
 def test_a_session_that_went_on_here_is_left_alone(desk: Desk) -> None:
-    first = desk.append(created_ms=3)
-    second = desk.append(created_ms=3)
-    before = stands(desk)
+    first = desk.append(room=ROOM, created_ms=3)
+    second = desk.append(room=ROOM, created_ms=3)
+    before = state_of(desk)
     # Another event is its last one: one came here, or one is missing here.
-    assert not stand(desk, first.stream_id)
-    assert not stand(desk)
-    assert not conversation.restore_standing.handler(desk.tx, "not there", ROOM, 7, SHOWN, MADE)
-    assert stands(desk) == before
-    assert stand(desk, second.stream_id)
+    assert not restore_state(desk, first.stream_id)
+    assert not restore_state(desk)
+    assert not conversation.restore_session_state.handler(desk.tx, "not there", ROOM, 7, SHOWN, MADE)
+    assert state_of(desk) == before
+    assert restore_state(desk, second.stream_id)
     for later, status in ((10, None), (12, "live")):
         conversation.upsert_session.handler(desk.tx, "s", status=status, activity_ms=later)
-        before = stands(desk)
-        assert not stand(desk, second.stream_id)
-        assert stands(desk) == before
+        before = state_of(desk)
+        assert not restore_state(desk, second.stream_id)
+        assert state_of(desk) == before
 
 
 def test_a_session_that_was_made_here_only_is_left_alone(desk: Desk) -> None:
     last = desk.append(created_ms=3)
-    before = stands(desk)
-    assert not stand(desk, last.stream_id, made=None)
-    assert stands(desk) == before
+    before = state_of(desk)
+    assert not restore_state(desk, last.stream_id, made=None)
+    assert state_of(desk) == before
+
+
+@pytest.mark.parametrize("has_messages", [True, False])
+def test_a_session_that_was_made_stays_in_its_room(desk: Desk, has_messages: bool) -> None:
+    conversation.create_room.handler(desk.tx, "other")
+    conversation.restore_session.handler(desk.tx, "s", ROOM, created_ms=3)
+    last = desk.ingest_user(created_ms=3).stream_id if has_messages else 0
+    before = state_of(desk), desk.session()
+    with pytest.raises(InvalidRequestError, match="cannot leave"):
+        conversation.restore_session_state.handler(desk.tx, "s", "other", last, SHOWN, MADE)
+    assert (state_of(desk), desk.session()) == before
+    assert restore_state(desk, last)
+
+
+def test_a_session_that_was_only_shown_is_made_in_the_room_that_is_told(desk: Desk) -> None:
+    conversation.create_room.handler(desk.tx, "other")
+    last = desk.ingest({"type": "reasoning", "text": "x"}, created_ms=3)
+    assert conversation.restore_session_state.handler(desk.tx, "s", "other", last.stream_id, SHOWN, MADE)
+    made = desk.session()
+    assert made is not None
+    assert made.room == "other"
 
 
 def test_navigation_of_a_session_that_was_never_made(desk: Desk) -> None:
     last = desk.ingest({"type": "reasoning", "text": "x"}, created_ms=3)
-    assert stand(desk, last.stream_id, made=None)
-    assert stands(desk) == (None, msgspec.structs.astuple(SHOWN))
-    assert stand(desk, last.stream_id)
-    assert stands(desk)[0] == msgspec.structs.astuple(MADE)
+    assert restore_state(desk, last.stream_id, made=None)
+    assert state_of(desk) == (None, msgspec.structs.astuple(SHOWN))
+    assert restore_state(desk, last.stream_id)
+    assert state_of(desk)[0] == msgspec.structs.astuple(MADE)
 
 
-NOTE = EventCopy(
-    session="s",
+NOTE = msgspec.structs.replace(
+    COPY,
     room=ROOM,
     room_named=False,
-    actor="",
-    type="note",
-    event_id=None,
-    aggregate_kind="session",
-    aggregate_id="s",
-    version=1,
-    client_transaction_id=None,
-    idempotency_key=None,
-    provenance=None,
     attributes_json='{"a":1}',
-    added_json=None,
     content_type="text/plain",
     body="x",
     preview="x",
-    retention_class="conversation",
-    created_ms=5,
-    sender=Sender(),
-    role=None,
-    turn_id=None,
 )
 
 
@@ -142,6 +150,59 @@ def test_an_event_without_a_key_is_known_behind_its_predecessor(desk: Desk) -> N
     desk.append(created_ms=5)
     assert [restore(desk, after).sequence for after in (0, 1)] == [1, 2]
     assert restore(desk, after=2).created
+
+
+def test_an_event_without_a_key_is_known_far_behind_its_predecessor(desk: Desk) -> None:
+    desk.append(created_ms=5)
+    for number in range(LOOK_AHEAD_COUNT_MAX + 1):
+        desk.append(event_id=str(number), created_ms=5)
+        desk.append(body=str(number), created_ms=6)
+    first = restore(desk, after=1)
+    assert first.created
+    assert [restore(desk, after) for after in (0, 1)] == [msgspec.structs.replace(first, created=False)] * 2
+
+
+def test_of_very_many_events_in_one_millisecond_the_first_are_looked_at(desk: Desk) -> None:
+    for number in range(LOOK_AHEAD_COUNT_MAX):
+        desk.append(body=str(number), created_ms=5)
+    known = restore(desk)
+    assert restore(desk, after=1).sequence == known.sequence
+    # Behind them, it is stored another time rather than looked for without an end.
+    assert restore(desk).created
+
+
+def test_an_event_without_a_key_is_found_by_an_index(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    restore(desk)
+    plans: list[str] = []
+    run = desk.tx.execute
+
+    def explained(sql: str, parameters: Any = ()) -> Any:
+        if "created_ms = " in sql:
+            plans.extend(str(row[3]) for row in run(f"explain query plan {sql}", parameters).rows)
+        return run(sql, parameters)
+
+    monkeypatch.setattr(type(desk.tx), "execute", lambda _, *given: explained(*given))
+    monkeypatch.setattr(type(desk.tx), "rows", lambda _, *given: explained(*given).rows)
+    assert not restore(desk).created
+    monkeypatch.undo()
+    looked = "conversation_events_keyless (session_id=? AND created_ms=? AND sequence>?)"
+    assert any(plan.endswith(f"USING INDEX {looked}") for plan in plans), plans
+    assert not [plan for plan in plans if "TEMP B-TREE" in plan or plan.startswith("SCAN conversation")]
+
+
+def test_outputs_that_differ_in_their_provenance_are_two(desk: Desk) -> None:
+    told = [output(event_id=None, provenance=Provenance(phase=phase)) for phase in ("one", "two")]
+    assert [restore(desk, **each).created for each in told] == [True, True]
+    assert [restore(desk, **each).sequence for each in told] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "sender", [Sender("other", "s", "k"), Sender("l", "other", "k"), Sender("l", "s"), Sender("l", "s", "")]
+)
+def test_messages_of_others_are_others(desk: Desk, sender: Sender) -> None:
+    for each in (Sender("l", "s", "k"), sender):
+        told = output(event_id=None, sender=each)
+        assert [restore(desk, **told).created for _ in range(2)] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -259,22 +320,22 @@ def made_below(parent: str, root: str) -> Made:
 
 
 def test_the_roots_of_restored_sessions_are_those_of_what_is_stored_here(desk: Desk) -> None:
-    begin, stand_at = conversation.restore_session.handler, conversation.restore_standing.handler
+    begin, set_state = conversation.restore_session.handler, conversation.restore_session_state.handler
     begin(desk.tx, "c", ROOM, parent="b", root="told")
     begin(desk.tx, "d", ROOM, parent="c", root="elsewhere")
     assert roots(desk, "c", "d") == ["told", "told"]
     begin(desk.tx, "told", ROOM, created_ms=5)
-    assert stand_at(desk.tx, "told", ROOM, 0, SHOWN, made_below("top", "top"))
+    assert set_state(desk.tx, "told", ROOM, 0, SHOWN, made_below("top", "top"))
     assert roots(desk, "told", "c", "d") == ["top", "top", "top"]
 
 
 def test_no_session_is_restored_below_itself(desk: Desk) -> None:
-    begin, stand_at = conversation.restore_session.handler, conversation.restore_standing.handler
+    begin, set_state = conversation.restore_session.handler, conversation.restore_session_state.handler
     begin(desk.tx, "b", ROOM, parent="a")
     begin(desk.tx, "c", ROOM, parent="b")
     for session, parent in (("a", "c"), ("b", "b")):
         with pytest.raises(InvalidRequestError):
-            stand_at(desk.tx, session, ROOM, 0, SHOWN, made_below(parent, "a"))
+            set_state(desk.tx, session, ROOM, 0, SHOWN, made_below(parent, "a"))
     for session, parent in (("a", "c"), ("s", "s")):
         with pytest.raises(InvalidRequestError):
             begin(desk.tx, session, ROOM, parent=parent)

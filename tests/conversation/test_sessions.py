@@ -105,45 +105,76 @@ def test_a_tree_that_is_too_large_for_one_request_stays_where_it_is(
     assert upsert(desk, "b", parent="a").root == "a"
 
 
-def test_sessions_are_not_nested_for_ever(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+CHAIN = [(f"c{number}", f"c{number + 1}") for number in range(8)]
+
+
+@pytest.mark.parametrize("pairs", [CHAIN, CHAIN[::-1], CHAIN[::2] + CHAIN[1::2]])
+def test_sessions_stand_far_above_one_another_and_can_be_told_again(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, pairs: list[tuple[str, str]]
+) -> None:
     monkeypatch.setattr(sessions_module, "SESSION_DEPTH_MAX", 3)
-    for session, parent in (("b", "a"), ("c", "b")):
+    for session, parent in pairs:
         upsert(desk, session, parent=parent)
-    assert upsert(desk, "d", parent="c").root == "a"
+    for session, parent in CHAIN:
+        assert upsert(desk, session, parent=parent).root == "c8"
+    for session, parent in pairs:
+        name = f"copy {session}"
+        conversation.restore_session.handler(desk.tx, name, ROOM, parent=f"copy {parent}", root="copy c8")
+    assert set(roots(desk).values()) == {"c8", "copy c8"}
+
+
+def test_a_ring_is_not_looked_for_without_an_end(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    for session, parent in (*CHAIN, ("below", "s")):
+        upsert(desk, session, parent=parent)
+    monkeypatch.setattr(sessions_module, "SESSION_DEPTH_MAX", 3)
     with pytest.raises(InvalidRequestError) as caught:
-        upsert(desk, "e", parent="d")
+        upsert(desk, "s", parent="c0")
     assert caught.value.details["session_depth_max"] == 3
+    assert upsert(desk, "s", parent="c6").root == "c8"
 
 
 def test_sessions_above_one_another_in_an_older_store_end_no_search(desk: Desk) -> None:
-    for session, parent in (("b", "a"), ("c", "b")):
+    for session, parent in (("b", "a"), ("c", "b"), ("below", "e")):
         upsert(desk, session, parent=parent)
     desk.tx.execute(
         "update conversation_sessions set root_id = 'x', parent_id = case id when 'b' then 'c' else 'b' end"
+        " where id <> 'below'"
     )
-    with pytest.raises(InvalidRequestError):
-        upsert(desk, "e", parent="c")
+    assert upsert(desk, "e", parent="c").root == "x"
     upsert(desk, "b", parent="top")
-    assert roots(desk) == {"b": "top", "c": "top"}
+    assert roots(desk) == dict.fromkeys(("b", "c", "e", "below"), "top")
 
 
+def test_a_session_that_was_told_with_its_root_gets_that_of_what_comes_above_it(desk: Desk) -> None:
+    conversation.restore_session.handler(desk.tx, "deep", ROOM, parent="missing", root="b")
+    assert upsert(desk, "missing", parent="x").root == "x"
+    assert roots(desk)["deep"] == "x"
+
+
+@pytest.mark.parametrize("is_analyzed", [True, False])
 @pytest.mark.parametrize("session", ["top", "c"])
-def test_sessions_below_one_are_found_by_an_index(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, session: str
+def test_sessions_above_and_below_one_are_found_by_an_index(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, session: str, is_analyzed: bool
 ) -> None:
+    if is_analyzed:
+        # What SQLite knows of a store is of when it was small.
+        desk.tx.execute("analyze")
     for child, parent in (("b", "top"), ("c", "b"), ("d", "c")):
         upsert(desk, child, parent=parent)
     plans: list[str] = []
     run = desk.tx.execute
 
     def explained(sql: str, parameters: Any = ()) -> Any:
-        if "set root_id" in sql:
+        if "set root_id" in sql or "recursive" in sql:
             plans.extend(str(row[3]) for row in run(f"explain query plan {sql}", parameters).rows)
         return run(sql, parameters)
 
     monkeypatch.setattr(type(desk.tx), "execute", lambda _, *given: explained(*given))
+    monkeypatch.setattr(type(desk.tx), "rows", lambda _, *given: explained(*given).rows)
+    upsert(desk, "a", parent="z")
     upsert(desk, session, parent="a")
     monkeypatch.undo()
+    assert any("above" in plan for plan in plans)
     name = "parent" if session == "c" else "root"
     assert any(f"USING INDEX conversation_sessions_{name}" in plan for plan in plans), plans
     assert not [plan for plan in plans if plan.startswith(("SCAN conversation_sessions", "SCAN s"))]

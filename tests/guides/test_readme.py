@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from storage_worker.conversation.vocabulary import EVENT_TYPES
 from storage_worker.launch import find
 from storage_worker.ownership import is_owned
 from tests.client.fake import until
@@ -57,6 +58,21 @@ def test_the_event_loop(tmp_path: Path) -> None:
 
 def test_the_conversation_store(tmp_path: Path) -> None:
     assert run(program("client_transaction_id="), tmp_path) == "['Where is my order?', 'On its way.']\n"
+
+
+def test_the_table_of_an_agents_events() -> None:
+    told: dict[str, tuple[str, ...]] = {}
+    for row in re.findall(
+        r"^\| (`\w+`(?:, `\w+`)*) \| `(\w+)` \| ([\w ]+) \| (\w*)", README.read_text(), re.MULTILINE
+    ):
+        told |= dict.fromkeys(re.findall(r"\w+", row[0]), row[1:])
+    leaves = {"message": "a message", "observation": "an observation", "nothing": "its event"}
+    own_of_imports = {"attachment", "transcript_record", "import_finished"}
+    assert told == {
+        name: (kind.body, leaves[kind.leaves], kind.session_status or "")
+        for name, kind in EVENT_TYPES.items()
+        if name not in own_of_imports
+    }
 
 
 def test_payloads(tmp_path: Path) -> None:

@@ -82,6 +82,9 @@ create unique index conversation_events_key on conversation_events(idempotency_k
     where idempotency_key is not null;
 create unique index conversation_events_transaction on conversation_events(room_id, actor, client_transaction_id)
     where client_transaction_id is not null;
+-- To know an event again that has no key. Such are few, so that other events pay nothing for it.
+create index conversation_events_keyless on conversation_events(session_id, created_ms, sequence)
+    where idempotency_key is null and client_transaction_id is null;
 
 create table conversation_messages(
     stream_id integer primary key,

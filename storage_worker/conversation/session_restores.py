@@ -1,14 +1,14 @@
-"""Rooms and sessions as they stand in another store: made where they are missing, and left alone where they went on here."""
+"""Sessions as they are in another store: made where they are missing, and left alone where they went on here."""
 
 from typing import Final, NamedTuple
 
 import msgspec
 
 from ..transaction import Transaction
-from .records import Binding, Cursor, Label, Name, Preview, Room, Status, Time
-from .rooms import find_default_room, find_room, make_room, require_room
+from .records import Binding, Cursor, Name, Preview, Status, Time
+from .rooms import require_room
 from .schema import store
-from .sessions import find_session, move_below, root_below
+from .sessions import find_session, move_below, root_under, stay_in_room
 from .standing import Noted, read_standing
 
 _ADOPT: Final = "update conversation_sessions set parent_id = ?, root_id = ? where number = ?"
@@ -18,7 +18,7 @@ _FOUND: Final = (
     " e.sequence = s.last_sequence) from conversation_sessions s where id = ?"
 )
 _SET: Final = (
-    "update conversation_sessions set room_id = ?, parent_id = ?, root_id = ?, status = ?, runtime_binding = ?,"
+    "update conversation_sessions set parent_id = ?, root_id = ?, status = ?, runtime_binding = ?,"
     " first_preview = ?, activity_ms = ?, created_ms = ?, shown_status = ?, shown_preview = ?, shown_activity_ms = ?"
     " where number = ?"
 )
@@ -46,28 +46,6 @@ class Made(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
 
 @store.write
-def restore_room(
-    tx: Transaction,
-    room: Name,
-    title: Label = "",
-    *,
-    is_default: bool = False,
-    created_ms: Time | None = None,
-    archived_ms: Time | None = None,
-) -> Room:
-    """Make a room as it was elsewhere, unless one has this id: that one is returned as it is.
-
-    With `is_default` it becomes the default room where there is none yet. Times are in milliseconds since 1970 in UTC;
-    `created_ms` is now where it is not told.
-    """
-    found = find_room(tx, room)
-    if found is not None:
-        return found
-    is_first = is_default and find_default_room(tx) is None
-    return make_room(tx, room, title, is_default=is_first, created_ms=created_ms, archived_ms=archived_ms)
-
-
-@store.write
 def restore_session(
     tx: Transaction,
     session: Name,
@@ -79,7 +57,7 @@ def restore_session(
 ) -> bool:
     """Make a session that was begun elsewhere, unless it is there, and say whether it was made.
 
-    Its events come later and change it as events do; `restore_standing` tells how it stands behind them. `created_ms`
+    Its events come later and change it as events do; `restore_session_state` tells its state behind them. `created_ms`
     is in milliseconds since 1970 in UTC, now where it is not told. Raises `RoomNotFoundError`, and
     `InvalidRequestError` for a parent that `upsert_session` refuses.
     """
@@ -96,7 +74,7 @@ def restore_session(
 
 
 @store.write
-def restore_standing(
+def restore_session_state(
     tx: Transaction, session: Name, room: Name, last: Cursor, shown: Shown, made: Made | None = None
 ) -> bool:
     """Give a session the state that it has in another store, unless it went on here; whether that changed anything.
@@ -104,7 +82,7 @@ def restore_standing(
     `last` is the stream id, here, of the last event that both have, 0 for none; `room` is the session's. Where
     another event is its last one here, or its activity here is later than told, what happened here is newer and stays.
     `made` is None for a session that only output without a room named. Raises `RoomNotFoundError`, and
-    `InvalidRequestError` for a parent that `upsert_session` refuses.
+    `InvalidRequestError` for a room or a parent that `upsert_session` refuses.
     """
     require_room(tx, room)
     if made is not None:
@@ -121,12 +99,13 @@ def restore_standing(
     ):
         return False
     standing = read_standing(tx, session)
+    stay_in_room(standing, room)
     standing.save(tx, room, shown.activity_ms, None, "", None if made is None else Noted())
     show = msgspec.structs.astuple(shown)
     if made is None:
         tx.execute(_SHOW, (*show, standing.number))
         return True
-    tx.execute(_SET, (room, *msgspec.structs.astuple(made), *show, standing.number))
+    tx.execute(_SET, (*msgspec.structs.astuple(made), *show, standing.number))
     move_below(tx, session, (found and found.root) or session, made.root)
     return True
 
@@ -163,9 +142,4 @@ class _Found(NamedTuple):
 
 def _root_of(tx: Transaction, session: str, parent: str | None, told: str | None) -> str:
     """The root of a session: that of its parent where this is stored here, else what is told."""
-    if parent is None:
-        return session
-    root = root_below(tx, session, parent)
-    if find_session(tx, parent) is not None:
-        return root
-    return told or parent
+    return session if parent is None else root_under(tx, session, parent, told)
