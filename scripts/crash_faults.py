@@ -19,7 +19,7 @@ LONG_STOP_SECONDS = 0.7
 """Longer than the lease of an interactive transaction."""
 
 SOON_SECONDS = 0.1
-POINT_SECONDS_MAX = 10.0
+POINT_SECONDS_MAX = 30.0
 """How long a worker may take until it passes a point."""
 
 PASSES_MAX, SHARED_PASSES_MAX = 8, 3
