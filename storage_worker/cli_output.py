@@ -13,6 +13,7 @@ import typer
 from rich.console import Console, RenderableType
 
 from .protocol.errors import StorageError
+from .signals import signals_call
 from .tables import error_plain, error_view
 
 EXIT_FINDINGS: Final = 1
@@ -58,12 +59,8 @@ def tidy_ending() -> Iterator[None]:
     def end(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with signals_call(end, signal.SIGTERM, signal.SIGHUP):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def print_json(value: Any) -> None:

@@ -3,8 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -16,6 +15,7 @@ from .ownership import Record, already_owned, is_owned, try_start_lock
 from .processes import started_of
 from .protocol.errors import WorkerUnavailableError
 from .protocol.limits import Limits
+from .signals import signals_call
 from .spawn import Child, how_it_ended, last_words, module_path, spawn
 from .startup import Startup
 
@@ -81,7 +81,7 @@ class Foreground:
         Raises `WorkerUnavailableError` with its last words where it ended in any other way.
         """
         try:
-            with _signals_raise():
+            with signals_call(_stop, signal.SIGINT, signal.SIGTERM):
                 status = self._child.wait()
         except SignalledError:
             self._child.send_signal(signal.SIGTERM)
@@ -95,14 +95,5 @@ class Foreground:
             )
 
 
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    def stop(number: int, _frame: FrameType | None) -> None:
-        raise SignalledError(signal.Signals(number).name)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+def _stop(number: int, _: FrameType | None) -> None:
+    raise SignalledError(signal.Signals(number).name)

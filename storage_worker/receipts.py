@@ -141,8 +141,7 @@ class Receipts:
         if not fence:
             return KnownOutcome("not_found")
         self._insert(key, "", b"", FENCE, None)
-        receipts, fences = self.unsettled
-        self.unsettled = Unsettled(receipts, fences + 1)
+        self._note(fences=1)
         return KnownOutcome("fenced")
 
     def _insert(self, key: str, operation: str, print_: bytes, state: str, result: bytes | None) -> None:
@@ -150,8 +149,11 @@ class Receipts:
             "insert into _sw_receipts(key, operation, fingerprint, state, result, created_ms) values(?,?,?,?,?,?)",
             (key, operation, print_, state, result, time.time_ns() // 1_000_000),
         )
-        receipts, fences = self.unsettled
-        self.unsettled = Unsettled(receipts + 1, fences)
+        self._note(receipts=1)
+
+    def _note(self, *, receipts: int = 0, fences: int = 0) -> None:
+        before = self.unsettled
+        self.unsettled = Unsettled(before.receipts + receipts, before.fences + fences)
 
     def settle(self, *, committed: bool) -> None:
         """Note whether what was stored since the last call was committed or rolled back."""
@@ -170,8 +172,7 @@ class Receipts:
         old = [key for place, (key, created) in enumerate(rows) if place < surplus or created < oldest_ms]
         for key in old:
             self.database.own("delete from _sw_receipts where key = ?", (key,))
-        receipts, fences = self.unsettled
-        self.unsettled = Unsettled(receipts - len(old), fences)
+        self._note(receipts=-len(old))
         self.status.trimmed += len(old)
         return len(old)
 

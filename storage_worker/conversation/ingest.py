@@ -144,13 +144,12 @@ def _type_of(event: Fields) -> str:
     return found
 
 
-def _reference_in(event: Fields) -> PayloadRef | None:
+def _reference_in(body: object) -> PayloadRef | None:
     """The reference that stands in the place of an event's body, of which only its fields cross the pipe."""
-    found = event.get(body_field(_type_of(event)))
-    if type(found) is not list or len(found) != len(PayloadRef.__struct_fields__):
+    if type(body) is not list or len(body) != len(PayloadRef.__struct_fields__):
         return None
     try:
-        return msgspec.convert(found, PayloadRef)
+        return msgspec.convert(body, PayloadRef)
     except msgspec.ValidationError:
         return None
 
@@ -307,14 +306,14 @@ def ingest_output(
     stored. Raises `InvalidRequestError` where the event has no type or its id is no text, `RoomNotFoundError`, and
     `RequestTooLargeError` where body or attributes are over 16 KiB.
     """
-    reference = _reference_in(event)
+    name = body_field(_type_of(event))
+    reference = _reference_in(event.get(name))
     if reference is not None:
         if payload is not None:
             raise InvalidRequestError(
                 "the event holds a reference itself, and another one is given as its payload"
             )
         payload = reference
-        name = body_field(_type_of(event))
         event = {field: value for field, value in event.items() if field != name}
     draft, arrival = draft_output(
         session,

@@ -96,7 +96,7 @@ def copy_payloads(
 
 
 def _folder_beside(real: str) -> Folder:
-    return Folder(f"{real}{SIDE_DIRECTORY_SUFFIX}/payloads")
+    return Folder.inside(f"{real}{SIDE_DIRECTORY_SUFFIX}")
 
 
 @contextmanager

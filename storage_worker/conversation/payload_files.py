@@ -50,6 +50,11 @@ class Folder:
         self.objects = f"{path}/objects"
         self.temporary = f"{path}/temporary"
 
+    @classmethod
+    def inside(cls, side_directory: str) -> "Folder":
+        """That of the database with this directory beside it."""
+        return cls(f"{side_directory}/payloads")
+
     def bucket_of(self, name: str) -> str:
         """The folder that the file `name` is in."""
         return f"{self.objects}/{name[:2]}"

@@ -74,7 +74,7 @@ def refer_from(table: str) -> None:
 
 def folder_of(tx: Transaction) -> Folder:
     """The directory of the payloads, beside the database of the transaction."""
-    return Folder(f"{tx.side_directory}/payloads")
+    return Folder.inside(tx.side_directory)
 
 
 def name_of(ref: PayloadRef) -> str:

@@ -7,26 +7,14 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import storage_worker as sw
 from storage_worker import conversation_client
-from storage_worker.cli import app
 from storage_worker.protocol.errors import StorageFullError
+from tests.cli.commands import run, run_json
 from tests.transcripts import samples
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def run_json(*arguments: object, status: int = 0) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == status, result.output
-    return json.loads(result.stdout)
 
 
 @pytest.fixture

@@ -1,33 +1,20 @@
 """`backup` and `check` of a database with payloads."""
 
-import json
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import storage_worker as sw
 from storage_worker import conversation, conversation_client
-from storage_worker.cli import app
 from storage_worker.conversation import payload_client
 from storage_worker.conversation.records import PayloadRef
+from tests.cli.commands import run, run_json
 
 BODIES = (b"packed " * 5_000, bytes(range(256)) * 3_000, "a text, é " * 4_000)
 """Two that are packed, and a larger one that is stored as it is."""
-
-
-def run(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def run_json(*arguments: object, status: int = 0) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == status, result.output
-    return json.loads(result.stdout)
 
 
 def payloads_of(database: Path) -> list[Path]:

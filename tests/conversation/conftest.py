@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import storage_worker as sw
 from storage_worker.conversation.records import PayloadRef
 from storage_worker.transaction import Transaction
 from tests.client_async.conftest import new_loop, run
@@ -47,3 +48,10 @@ def store_of_module(tmp_path_factory: pytest.TempPathFactory, runtime_directory:
 def store(store_of_module: Payloads) -> Payloads:
     """The worker of the module; the payloads of each test have a body of its own."""
     return store_of_module
+
+
+@pytest.fixture
+def client(worker: sw.StorageWorker) -> Iterator[sw.Client]:
+    """A client of the module's own worker."""
+    with worker.connect() as client:
+        yield client

@@ -35,12 +35,6 @@ def worker(database: Path) -> Iterator[sw.StorageWorker]:
 
 
 @pytest.fixture
-def client(worker: sw.StorageWorker) -> Iterator[sw.Client]:
-    with worker.connect() as client:
-        yield client
-
-
-@pytest.fixture
 def folder(tmp_path: Path) -> Path:
     found = tmp_path / "transcripts"
     found.mkdir()

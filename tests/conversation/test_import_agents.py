@@ -42,12 +42,6 @@ def worker(database: Path) -> Iterator[sw.StorageWorker]:
 
 
 @pytest.fixture
-def client(worker: sw.StorageWorker) -> Iterator[sw.Client]:
-    with worker.connect() as client:
-        yield client
-
-
-@pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
     """The log of a session and that of its sub-agent, whose name sorts before it."""
     folder = tmp_path / "logs"
