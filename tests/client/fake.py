@@ -138,6 +138,8 @@ class Peer:
         self.reading.set()
         self.ended = threading.Event()
         self.bytes_read = 0
+        # A test answers beside the connection's own thread, and a large frame takes many writes.
+        self._sending = threading.Lock()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
@@ -155,7 +157,7 @@ class Peer:
         self.send(frame_of(failure_of(request_id, error, 2000)))
 
     def send(self, data: bytes) -> None:
-        with suppress(OSError):  # the client may be gone
+        with self._sending, suppress(OSError):  # the client may be gone
             self.socket.sendall(data)
 
     def close(self) -> None:
