@@ -5,10 +5,10 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 from ..protocol.envelope import Cancel, Credit, Failure, Goodbye, Reply, Welcome, decode_from_worker, encode
-from ..protocol.errors import ForkedClientError, StorageError
+from ..protocol.errors import ForkedClientError, StorageError, WorkerUnavailableError
 from ..protocol.framing import frame
 from ..protocol.limits import READ_BYTES
 from ..protocol.operation import Call
@@ -21,6 +21,9 @@ from .readership import Readership
 from .terms import NS_PER_MS, Terms
 from .uploading import send_arguments
 from .waiter import Waiter
+
+_LAST_WORDS_SECONDS: Final = 1.0
+"""How long a writer that met the end of a connection waits for a reader to come to it; the bytes are there."""
 
 
 class Connection:
@@ -102,7 +105,7 @@ class Connection:
             elif not outgoing.write(written, data):
                 outgoing.drain(terms.deadline_ns, self._read)
         except OSError as error:
-            self._break_by(error)
+            self._lose(error)
             if waiter.answer is None:
                 waiter.answer = self._cause  # it broke before the request had its place
         finally:
@@ -123,7 +126,7 @@ class Connection:
         try:
             outgoing.send(waiter, data, deadline_ns, self._read)
         except OSError as error:
-            self._break_by(error)
+            self._lose(error)
         finally:
             outgoing.leave()
             self._tidy()
@@ -265,13 +268,13 @@ class Connection:
             # A worker that waits for it sends nothing that would bring another occasion.
             self._outgoing.push()
         except OSError as error:
-            self._break_by(error)
+            self._lose(error)
 
     def _post(self, envelope: Cancel | Credit | Goodbye) -> None:
         try:
             self._outgoing.post(frame(encode(envelope)))
         except OSError as error:
-            self._break_by(error)
+            self._lose(error)
 
     def _tidy(self) -> None:
         """Do what whoever lets go of the right to write must see to: posted envelopes, and closing."""
@@ -279,7 +282,7 @@ class Connection:
             try:
                 self._outgoing.write_posted()
             except OSError as error:
-                self._break_by(error)
+                self._lose(error)
         if self._cause is not None:
             self._close_when_left()
 
@@ -300,20 +303,20 @@ class Connection:
             if left_ns <= 0:
                 return True
 
-    def _read(self) -> None:
-        """Read once, as the leader, and hand the answers to their waiters."""
+    def _read(self) -> bool:
+        """Read once, as the leader, and hand the answers to their waiters; whether something came."""
         try:
             data = self._sock.recv(READ_BYTES)
         except BlockingIOError:
-            return
+            return False
         except OSError as error:
-            self._break_by(error)
-            return
+            self._break(_lost_by(error))
+            return False
         exchange = self._exchange
         if not data:
             where = " in the middle of an answer" if exchange.frames.bytes_kept else ""
             self._break(gone(f"the worker closed the connection{where}"))
-            return
+            return False
         try:
             for body in exchange.frames.feed(data):
                 if exchange.take(decode_from_worker(body)) is None and exchange.is_draining:
@@ -324,6 +327,7 @@ class Connection:
                 raise exchange.frames.error
         except StorageError as error:
             self._break(error)
+        return True
 
     def _leave(self) -> None:
         if self._cause is not None:
@@ -331,10 +335,23 @@ class Connection:
         elif self._retired and not self._waiting:
             self.close()
 
-    def _break_by(self, error: OSError) -> None:
-        if error.errno is None:
-            raise error  # not the system's: ours, or raised by a signal's handler
-        self._break(gone(f"the connection was lost: {error.strerror}"))
+    def _lose(self, error: OSError) -> None:
+        """The socket takes nothing more; what the worker said before its end is still read, and then it is over."""
+        cause = _lost_by(error)
+        self.is_open = False
+        self._outgoing.is_over = True
+        readers = self._readers
+        leads = readers.leader == threading.get_ident()
+        # A leader in another thread comes to the end of the bytes as well.
+        if leads or readers.lock.acquire(timeout=_LAST_WORDS_SECONDS):
+            readers.leader = threading.get_ident()
+            try:
+                while self._cause is None and self._read():
+                    continue
+            finally:
+                if not leads:
+                    readers.leave()
+        self._break(cause)
 
     def _break(self, cause: StorageError) -> None:
         """End the connection: every waiter hears of it at once, and every thread leaves its system call."""
@@ -364,6 +381,12 @@ class Connection:
                 outgoing.leave()
             if not is_free and reading.locked():
                 return
+
+
+def _lost_by(error: OSError) -> WorkerUnavailableError:
+    if error.errno is None:
+        raise error  # not the system's: ours, or raised by a signal's handler
+    return gone(f"the connection was lost: {error.strerror}")
 
 
 def _poll_of(sock: socket.socket) -> Any:

@@ -98,7 +98,7 @@ class Outgoing:
         waiter.end = self.written + len(self.left)
         return False
 
-    def send(self, waiter: Waiter, data: bytes, deadline_ns: int, read: Callable[[], None]) -> None:
+    def send(self, waiter: Waiter, data: bytes, deadline_ns: int, read: Callable[[], object]) -> None:
         """Write one frame, or nothing, behind what is left, and `read` while there is no room; raises as `drain` does."""
         if self.left:
             self.drain(deadline_ns, read)
@@ -111,7 +111,7 @@ class Outgoing:
         waiter.size = len(data)
         waiter.end = self.written + len(self.left)
 
-    def drain(self, deadline_ns: int, read: Callable[[], None]) -> None:
+    def drain(self, deadline_ns: int, read: Callable[[], object]) -> None:
         """Write everything that is left, and `read` while there is no room: both sides may be full.
 
         Raises `DeadlineExceededError` where the worker does not take it until then.

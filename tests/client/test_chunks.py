@@ -22,6 +22,7 @@ from storage_worker.protocol.errors import (
     StorageError,
     WorkerUnavailableError,
 )
+from storage_worker.protocol.limits import READ_BYTES
 from storage_worker.protocol.statements import Statement
 from tests.client.chunks import (
     AHEAD,
@@ -338,6 +339,24 @@ def test_a_worker_lost_in_the_middle_of_a_result(worker: FakeWorker) -> None:
         other = worker.next_peer()
         other.send(b"".join(chunks_of(other.next().id, row(b"y" * 250))))
         assert result.get().scalar() == b"y" * 250
+
+
+def test_what_a_worker_said_before_its_end_is_heard_although_it_takes_no_credit(worker: FakeWorker) -> None:
+    """Credit for the first bytes meets a closed pipe while the rest is still to be read."""
+    worker.answer = nothing
+    client, peer = worker.both()
+    with client.pipeline() as pipeline:
+        large = pipeline.query("select ?", (1,))
+        behind = pipeline.execute("insert", (2,))
+        client._line.connected(2**63).flush(2**63)
+        first, second = peer.next(), peer.next()
+        *chunks, end = chunks_of(first.id, row(b"y" * 250))
+        peer.send(b"".join(chunks))
+        peer.reply(second.id, row(b"z" * READ_BYTES))
+        peer.send(end)
+        peer.close()
+        assert large.result().scalar() == b"y" * 250
+        assert behind.result().scalar() == b"z" * READ_BYTES
 
 
 class _StopError(Exception):

@@ -320,6 +320,24 @@ def test_a_death_behind_buffered_requests_reaches_a_call_without_a_place(worker:
         assert future.result().scalar() == 1
 
 
+def test_what_the_worker_said_before_its_end_is_heard_after_a_write_met_it(worker: FakeWorker) -> None:
+    """Nobody reads when the next write finds the pipe closed: the answers lie in it, and they are the truth."""
+    worker.answer = nothing
+    client, peer = worker.both()
+    with client.pipeline() as pipeline:
+        futures = [pipeline.execute("insert into t values (?)", (n,)) for n in range(3)]
+        client._line.connected(2**63).flush(2**63)
+        for request in [peer.next() for _ in futures][:2]:
+            peer.reply(request.id, row(number(request)))
+        peer.close()
+        worker.answer = echo
+        assert client.query("select ?", (7,)).scalar() == 7
+        assert [future.result().scalar() for future in futures[:2]] == [0, 1]
+        with pytest.raises(WorkerUnavailableError) as caught:
+            futures[2].result()
+        assert caught.value.outcome == "unknown"
+
+
 def test_draining_moves_new_calls_to_another_connection(worker: FakeWorker) -> None:
     worker.answer = nothing
     client, peer = worker.both()
