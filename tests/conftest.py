@@ -6,6 +6,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -22,6 +23,7 @@ LEAVING_SECONDS = 10.0
 FOLDERS_WITHOUT_WORKERS = {"tests", "protocol", "client", "store", "transcripts"}
 
 DESCRIPTORS = Path("/proc/self/fd")
+TASKS = Path("/proc/self/task")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,12 +55,11 @@ def database(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def nothing_left_behind(runtime_directory: Path) -> Iterator[None]:
     """Fail a test after which a child, a thread, a descriptor or a served socket is still there."""
-    me = psutil.Process()
-    children = set(me.children())
+    children = _children()
     threads = set(threading.enumerate())
     descriptors = _descriptors()
     yield
-    started = [child for child in me.children() if child not in children and not _is_tracker(child)]
+    started = [child for child in _children() - children if not _is_tracker(child)]
     _, alive = psutil.wait_procs(started, timeout=LEAVING_SECONDS)
     left = [f"process {child.pid}: {_command(child)}" for child in alive]
     for child in alive:
@@ -77,6 +78,19 @@ def nothing_left_behind(runtime_directory: Path) -> Iterator[None]:
             ]
     if left:
         pytest.fail("left behind: " + "; ".join(left))
+
+
+def _children() -> set[psutil.Process]:
+    if not TASKS.is_dir():
+        return set(psutil.Process().children())
+    # Where the system lists them, nobody has to look at every process there is.
+    found = set()
+    for task in TASKS.iterdir():
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            for pid in (task / "children").read_text().split():
+                with suppress(psutil.NoSuchProcess):
+                    found.add(psutil.Process(int(pid)))
+    return found
 
 
 def _is_tracker(child: psutil.Process) -> bool:
