@@ -36,7 +36,9 @@ async def in_thread(function: Callable[..., T], *arguments: object, deadline_ns:
     try:
         return await _outcome(_start(function, arguments))
     finally:
-        turns.release()
+        # That wakes the next one, which a closed loop refuses.
+        if not loop.is_closed():
+            turns.release()
 
 
 async def clean_up_in_thread(function: Callable[[], object]) -> None:

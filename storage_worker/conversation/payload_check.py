@@ -9,7 +9,7 @@ from ..protocol.limits import MIB
 from ..transaction import Transaction
 from . import payload_files as files
 from .payload_files import Folder
-from .payloads import FIELDS, folder_of, name_of, ref_of, referring_tables
+from .payloads import FIELDS, folder_of, name_of, record_of, ref_of, referring_tables
 from .records import PayloadRef
 from .schema import store
 
@@ -82,8 +82,8 @@ def _check_rows(tx: Transaction, after: str) -> PayloadsChecked:
     findings: list[PayloadFinding] = []
     size = 0
     for seen, (name, state, count, *fields) in enumerate(rows, 1):
-        ref = ref_of(tuple(fields))
-        if ref is None or name != _name(ref) or files.contradiction(ref) is not None:
+        ref = record_of(name, tuple(fields))
+        if ref is None:
             findings.append(PayloadFinding(str(name), "record", "its row is not one that the store writes"))
             continue
         findings += _check_row(tx, folder, ref, str(state), count)

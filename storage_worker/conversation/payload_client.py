@@ -12,10 +12,13 @@ from .bounds import READ_BYTES_MAX, RETENTION_DEFAULT
 from .canonical import canonical_json, is_inline, preview_of
 from .payload_check import CheckPosition, PayloadFinding, check_payloads
 from .payload_files import CHUNK_BYTES
+from .payload_reading import check_client
 from .payload_sweep import GRACE_MS_DEFAULT, SweepPosition, Swept, sweep_payloads
 from .payload_writing import Source, advance, checked_source, fail, put_steps
 from .payloads import locate_payload
 from .records import JSON, TEXT, Body, PayloadRef
+
+_OTHERS = "for an AsyncClient there is storage_worker.conversation.payload_client_async"
 
 
 class PreparedText(NamedTuple):
@@ -39,9 +42,11 @@ def put(
     `text/plain` for a text and `application/octet-stream` for bytes. Of a body that comes in parts a few MiB are held
     in memory. `timeout` is in seconds, for all of it.
 
-    Raises `RequestTooLargeError` for a body over 256 MiB, `StorageFullError`, `InvalidRequestError` for a text or a
-    name that UTF-8 cannot carry and for what is no body, `DeadlineExceededError`, and the errors of a call.
+    Raises `RequestTooLargeError` for a body over 256 MiB, `StorageFullError`, `DatabasePathError` where it cannot be
+    written, `InvalidRequestError` for a text or a name that UTF-8 cannot carry, for what is no body and for what is no
+    `Client`, `DeadlineExceededError`, and the errors of a call.
     """
+    check_client(client, Client, _OTHERS)
     deadline_ns = deadline_after(timeout, client.limits)
     with closing(put_steps(checked_source(body), content_type, retention_class, deadline_ns)) as steps:
         asked = advance(steps)
@@ -85,6 +90,7 @@ def read(
 
     Raises `PayloadNotFoundError`, `ResultTooLargeError` before anything is read, `StorageCorruptError`.
     """
+    check_client(client, Client, _OTHERS)
     located = client.call(locate_payload(ref), timeout=timeout)
     return reading.read_whole(located, ref, bytes_max)
 
@@ -93,6 +99,7 @@ def read_text(
     client: Client, ref: PayloadRef, *, bytes_max: int = READ_BYTES_MAX, timeout: float | None = None
 ) -> str:
     """A whole body as a text; `InvalidRequestError` where it is no UTF-8, else as `read`."""
+    check_client(client, Client, _OTHERS)
     located = client.call(locate_payload(ref), timeout=timeout)
     return reading.read_text(located, ref, bytes_max)
 
@@ -106,6 +113,7 @@ def stream(
     recorded one. `timeout` is how many seconds finding the body may take. Raises `PayloadNotFoundError`,
     `InvalidRequestError` for less than a byte at a time.
     """
+    check_client(client, Client, _OTHERS)
     reading.check_chunk(chunk_bytes)
     located = client.call(locate_payload(ref), timeout=timeout)
     yield from reading.read_chunks(located, ref, chunk_bytes)
@@ -119,6 +127,7 @@ def read_range(
     Raises `InvalidRequestError` for a negative offset or a length below 1, `PayloadNotFoundError`,
     `StorageCorruptError`.
     """
+    check_client(client, Client, _OTHERS)
     located = client.call(locate_payload(ref), timeout=timeout)
     return reading.read_range(located, ref, offset, length)
 
@@ -133,6 +142,7 @@ def sweep(
 
     `grace_ms` as of `sweep_payloads`. Others' calls come in between slices.
     """
+    check_client(client, Client, _OTHERS)
     position: SweepPosition | None = SweepPosition()
     while position is not None:
         swept = client.call(sweep_payloads(position, grace_ms), timeout=timeout)
@@ -145,6 +155,7 @@ def check(client: Client, *, timeout: float | None = None) -> Iterator[PayloadFi
 
     `timeout` is in seconds, for each slice.
     """
+    check_client(client, Client, _OTHERS)
     position: CheckPosition | None = CheckPosition()
     while position is not None:
         checked = client.call(check_payloads(position), timeout=timeout)

@@ -2,14 +2,15 @@
 
 Every function of `payload_client` is here, with `_async` behind its name: arguments, results and errors are the same,
 and what is asked of the worker is awaited. A task may be cancelled at any moment: it leaves within the time that a
-step takes, which writes a few MiB or reads one body, and what it had begun to write is removed by then. A step that
-finds all threads in use waits for one until its call's deadline.
+step takes, which writes a few MiB or reads one body, and what it had begun to write is removed by then; where a body
+comes by plain reads, one of these belongs to a step. A step that finds all threads in use waits for one until its
+call's deadline.
 """
 
 import asyncio
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 from ..client.aio import AsyncClient
 from ..client.aio_threads import clean_up_in_thread, in_thread
@@ -21,12 +22,14 @@ from .canonical import canonical_json, is_inline, preview_of
 from .payload_check import CheckPosition, PayloadFinding, check_payloads
 from .payload_client import PreparedText
 from .payload_files import CHUNK_BYTES
+from .payload_reading import check_client
 from .payload_sweep import GRACE_MS_DEFAULT, SweepPosition, Swept, sweep_payloads
 from .payload_writing import (
     Asked,
     Gathering,
     Source,
     advance,
+    check_deadline,
     checked_source,
     deadline_exceeded,
     fail,
@@ -35,8 +38,19 @@ from .payload_writing import (
 from .payloads import locate_payload
 from .records import JSON, TEXT, PayloadRef
 
-AsyncSource = Source | AsyncIterable[bytes]
-"""A body as `put` takes it, or what is read with `async for`."""
+_OTHERS = "for a Client there is storage_worker.conversation.payload_client"
+
+
+class AsyncReadable(Protocol):
+    """What a body is read from with `await`: a stream or a file of an event loop."""
+
+    async def read(self, size: int, /) -> bytes:
+        """At most so many bytes, none at the end."""
+        ...
+
+
+AsyncSource = Source | AsyncReadable | AsyncIterable[bytes]
+"""A body as `put` takes it, or what is read with `await` or `async for`."""
 
 
 async def put_async(
@@ -47,14 +61,17 @@ async def put_async(
     *,
     timeout: float | None = None,
 ) -> PayloadRef:
-    """See `put`. A body may also come by `async for`, one part when the one before it was written.
+    """See `put`. A body may also come by `await body.read(size)`, or where it has none by `async for`: one part when
+    the one before it was written.
 
     One that comes by plain reads or iteration is read in threads. What is given must not change until the end. After a
     cancel the body may be in the store; without a reference to it, it is swept after the grace time.
     """
+    check_client(client, AsyncClient, _OTHERS)
     deadline_ns = deadline_after(timeout, client.limits)
-    chunks = _AwaitedChunks(body, deadline_ns) if isinstance(body, AsyncIterable) else None
-    given = None if isinstance(body, AsyncIterable) else checked_source(body)
+    awaited = _awaited(body)
+    chunks = None if awaited is None else _AwaitedChunks(awaited, deadline_ns)
+    given = checked_source(body) if awaited is None else None
     steps = put_steps(given, content_type, retention_class, deadline_ns)
 
     async def answer(asked: Asked) -> object:
@@ -78,6 +95,34 @@ async def put_async(
     return asked
 
 
+def _awaited(body: AsyncSource) -> AsyncIterable[bytes] | None:
+    """The parts of a body that is awaited; None for another one."""
+    # First: a stream that is read by `async for` gives lines, and fails where one is long.
+    if _is_read_by_await(body):
+        return _Reads(body)
+    return body if isinstance(body, AsyncIterable) else None
+
+
+def _is_read_by_await(body: AsyncSource) -> TypeGuard[AsyncReadable]:
+    return inspect.iscoroutinefunction(getattr(body, "read", None))
+
+
+class _Reads:
+    """What is read with `await`, for `async for`."""
+
+    def __init__(self, body: AsyncReadable) -> None:
+        self._body = body
+
+    def __aiter__(self) -> AsyncIterator[bytes]:
+        return self
+
+    async def __anext__(self) -> bytes:
+        part = await self._body.read(CHUNK_BYTES)
+        if part == b"":
+            raise StopAsyncIteration
+        return part
+
+
 class _AwaitedChunks:
     """A body that is awaited, in chunks of `CHUNK_BYTES` and a shorter one, until a deadline (monotonic clock, ns)."""
 
@@ -93,6 +138,8 @@ class _AwaitedChunks:
         try:
             async with waiting:
                 while not (self._gathering.is_enough or self._is_over):
+                    # Parts that come without any wait never let that end in time.
+                    check_deadline(self._deadline_ns)
                     await self._gather()
         except TimeoutError as error:
             if not waiting.expired():
@@ -135,6 +182,7 @@ async def read_async(
     client: AsyncClient, ref: PayloadRef, *, bytes_max: int = READ_BYTES_MAX, timeout: float | None = None
 ) -> bytes:
     """See `read`."""
+    check_client(client, AsyncClient, _OTHERS)
     deadline_ns = deadline_after(timeout, client.limits)
     located = await client.call(locate_payload(ref), timeout=seconds_left(deadline_ns))
     return await in_thread(reading.read_whole, located, ref, bytes_max, deadline_ns=deadline_ns)
@@ -144,6 +192,7 @@ async def read_text_async(
     client: AsyncClient, ref: PayloadRef, *, bytes_max: int = READ_BYTES_MAX, timeout: float | None = None
 ) -> str:
     """See `read_text`."""
+    check_client(client, AsyncClient, _OTHERS)
     deadline_ns = deadline_after(timeout, client.limits)
     located = await client.call(locate_payload(ref), timeout=seconds_left(deadline_ns))
     return await in_thread(reading.read_text, located, ref, bytes_max, deadline_ns=deadline_ns)
@@ -156,6 +205,7 @@ async def stream_async(
 
     `timeout` is also how many seconds each part may wait for a thread to read it.
     """
+    check_client(client, AsyncClient, _OTHERS)
     reading.check_chunk(chunk_bytes)
     located = await client.call(locate_payload(ref), timeout=timeout)
     chunks = reading.read_chunks(located, ref, chunk_bytes)
@@ -174,6 +224,7 @@ async def read_range_async(
     client: AsyncClient, ref: PayloadRef, offset: int, length: int, *, timeout: float | None = None
 ) -> bytes:
     """See `read_range`."""
+    check_client(client, AsyncClient, _OTHERS)
     deadline_ns = deadline_after(timeout, client.limits)
     located = await client.call(locate_payload(ref), timeout=seconds_left(deadline_ns))
     return await in_thread(reading.read_range, located, ref, offset, length, deadline_ns=deadline_ns)
@@ -186,6 +237,7 @@ async def sweep_async(
     client: AsyncClient, *, grace_ms: int = GRACE_MS_DEFAULT, timeout: float | None = None
 ) -> AsyncIterator[Swept]:
     """See `sweep`; read with `async for`."""
+    check_client(client, AsyncClient, _OTHERS)
     position: SweepPosition | None = SweepPosition()
     while position is not None:
         swept = await client.call(sweep_payloads(position, grace_ms), timeout=timeout)
@@ -195,6 +247,7 @@ async def sweep_async(
 
 async def check_async(client: AsyncClient, *, timeout: float | None = None) -> AsyncIterator[PayloadFinding]:
     """See `check`; read with `async for`."""
+    check_client(client, AsyncClient, _OTHERS)
     position: CheckPosition | None = CheckPosition()
     while position is not None:
         checked = await client.call(check_payloads(position), timeout=timeout)

@@ -5,11 +5,11 @@ last release at the earliest, so that all of them are still there. They are writ
 checked and synced, and that is put in its place when it is whole.
 """
 
+import fcntl
 import itertools
 import os
 import shutil
 import sqlite3
-import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -32,8 +32,12 @@ from ..protocol.errors import DatabasePathError, DeadlineExceededError, StorageC
 from . import payload_files as files
 from .payload_check import PayloadFinding
 from .payload_files import Folder
-from .payloads import FIELDS, ref_of
+from .payload_reading import check_client
+from .payloads import FIELDS, record_of
 from .records import PayloadRef
+
+_UNFINISHED = "payloads-copied"
+"""The directory that is being filled, beside its place; a copy that was killed leaves it to the next one."""
 
 _TABLE = "select 1 from sqlite_master where type = 'table' and name = 'conversation_payloads'"
 # In the order of their names, so that each folder is filled and synced once.
@@ -62,6 +66,7 @@ def copy_payloads(
     `StorageFullError`, `DeadlineExceededError`, `StorageCorruptError` where the copy cannot be read, and the errors of
     a call.
     """
+    check_client(client, Client, "in an event loop call it in a thread, with a Client")
     deadline_ns = None if timeout is None else deadline_after(timeout, client.limits)
     source = _folder_beside(client.status(timeout=timeout).path)
     real = os.path.realpath(target)
@@ -112,24 +117,48 @@ def _whole(place: Folder) -> Iterator[Folder]:
     """A directory to fill, which is put in its place and synced at the end; nothing of it is left after an error."""
     side = os.path.dirname(place.path)
     private_directory(side)
-    made = tempfile.mkdtemp(prefix="payloads-", dir=side)
+    with _alone(side):
+        made = f"{side}/{_UNFINISHED}"
+        with suppress(FileNotFoundError):
+            shutil.rmtree(made)
+        try:
+            filling = Folder(made)
+            for directory in (filling.path, filling.objects, filling.temporary):
+                os.mkdir(directory, DIRECTORY_MODE)
+            yield filling
+            for directory in (filling.objects, filling.path):
+                sync_directory(directory)
+            os.rename(filling.path, place.path)
+            made = place.path
+            for directory in (side, os.path.dirname(side)):
+                sync_directory(directory)
+        except BaseException:
+            shutil.rmtree(made, ignore_errors=True)
+            # It stays where there is something else in it.
+            with suppress(OSError):
+                os.rmdir(side)
+            raise
+
+
+@contextmanager
+def _alone(side: str) -> Iterator[None]:
+    """Within, nobody else copies payloads into a directory; the lock ends with this process at the latest."""
+    descriptor = os.open(side, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        filling = Folder(made)
-        os.mkdir(filling.objects, DIRECTORY_MODE)
-        os.mkdir(filling.temporary, DIRECTORY_MODE)
-        yield filling
-        for directory in (filling.objects, filling.path):
-            sync_directory(directory)
-        os.rename(filling.path, place.path)
-        made = place.path
-        for directory in (side, os.path.dirname(side)):
-            sync_directory(directory)
-    except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
-        # It stays where there is something else in it.
-        with suppress(OSError):
-            os.rmdir(side)
-        raise
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DatabasePathError(
+                f"payloads are being copied into {side} already; wait for the end of that",
+                details={"path": side},
+            ) from error
+        try:
+            yield
+        finally:
+            # Closing alone would leave the lock with a child that was forked meanwhile.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
 
 
 class _Copying:
@@ -152,8 +181,8 @@ class _Copying:
                     f"the deadline passed after {self.payloads} payloads; no payload was left beside the copy",
                     details={"stage": "client"},
                 )
-            ref = ref_of(tuple(fields))
-            if ref is None or not files.is_name(name) or files.contradiction(ref) is not None:
+            ref = record_of(name, tuple(fields))
+            if ref is None:
                 told = "its row is not one that the store writes"
                 self.findings.append(PayloadFinding(str(name), "record", told))
                 continue

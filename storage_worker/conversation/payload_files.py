@@ -4,6 +4,7 @@
 removed. Everything under a name in `objects/` was synced and its content checked before it got that name.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal
 
+from ..filesystem import failure_of_file
 from ..protocol.errors import InvalidRequestError, StorageCorruptError
 from ..protocol.limits import KIB, MIB
 from .records import PayloadRef
@@ -40,6 +42,8 @@ GZIP_WINDOW = 31
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[0-9a-f]{64}-[0-9a-f]{32}")
 _TEMPORARY = re.compile(r"[0-9a-f]{32}")
+
+_NO_MEANS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM})
 
 
 class Folder:
@@ -92,6 +96,11 @@ def is_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
+def is_temporary(name: str) -> bool:
+    """Whether a name in `temporary/` is that of a file that is written there, or of one that a sweep takes away."""
+    return _TEMPORARY.fullmatch(name) is not None or is_name(name)
+
+
 def encoding_of(size: int) -> Encoding:
     """How the file of a body of `size` bytes holds it."""
     return "gzip" if size <= GZIP_BYTES_MAX else "identity"
@@ -129,7 +138,10 @@ def damaged(ref: PayloadRef, check: str, why: str) -> StorageCorruptError:
 
 @contextmanager
 def opened(path: str, ref: PayloadRef) -> Iterator[int]:
-    """A descriptor of a payload's file; `StorageCorruptError` where it is missing, no file, or has another size."""
+    """A descriptor of a payload's file; `StorageCorruptError` where it is missing, no file, or has another size.
+
+    Raises `DatabasePathError` where this process can open no file at all, which says nothing of this one.
+    """
     wrong = contradiction(ref)
     if wrong is not None:
         raise damaged(ref, "record", wrong)
@@ -139,6 +151,8 @@ def opened(path: str, ref: PayloadRef) -> Iterator[int]:
     except FileNotFoundError as error:
         raise damaged(ref, "missing", "its file is missing") from error
     except OSError as error:
+        if error.errno in _NO_MEANS:
+            raise failure_of_file("cannot open the payload", path, error) from error
         raise damaged(ref, "unreadable", f"its file cannot be opened: {error.strerror}") from error
     try:
         found = os.fstat(descriptor)
@@ -160,10 +174,10 @@ def read_whole(descriptor: int, ref: PayloadRef) -> bytes:
 
 
 def range_bytes(ref: PayloadRef, offset: int, length: int) -> int:
-    """How many bytes a range has; `InvalidRequestError` where its offset is negative or its length below 1."""
-    if offset < 0 or length < 1:
+    """How many bytes a range has; `InvalidRequestError` where offset and length are no integers of at least 0 and 1."""
+    if not (isinstance(offset, int) and isinstance(length, int)) or offset < 0 or length < 1:
         raise InvalidRequestError(
-            f"a range from {offset} of {length} bytes; it begins at 0 or later and takes at least 1 byte"
+            f"a range from {offset!r} of {length!r} bytes; it begins at 0 or later and takes at least 1 byte"
         )
     return max(0, min(length, ref.bytes - offset))
 

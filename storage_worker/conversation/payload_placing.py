@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from typing import ParamSpec, TypeVar
 
 import msgspec
 
@@ -20,6 +21,9 @@ from ..protocol.limits import KIB
 from .payload_files import GZIP_WINDOW, Folder, digest_of, encoding_of, is_name, name_of, opened, verify
 from .records import PayloadRef
 from .synced_directories import SyncedDirectories
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 SAMPLES_COUNT = 8
 SAMPLE_BYTES = 4 * KIB
@@ -47,9 +51,36 @@ def prepare(folder: Folder) -> None:
     side = os.path.dirname(folder.path)
     if not (os.path.isdir(folder.objects) and os.path.isdir(folder.temporary)):
         for directory in (folder.path, folder.objects, folder.temporary):
-            private_directory(directory)
+            with _directories.changing(os.path.dirname(directory)):
+                private_directory(directory)
     for directory in (os.path.dirname(side), side, folder.path):
         _directories.sync(directory)
+
+
+class Helper:
+    """A thread that does something beside its caller; where the system gives none, the caller does it itself."""
+
+    def __init__(self, pool: ThreadPoolExecutor) -> None:
+        self._pool = pool
+        self._has_thread = True
+
+    def start(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Callable[[], T]:
+        """Begin a function; what is returned waits for its result."""
+        if self._has_thread:
+            try:
+                return self._pool.submit(function, *args, **kwargs).result
+            except RuntimeError:
+                # Its pool has queued it, so that a thread that came later would do it twice.
+                self._has_thread = False
+        result = function(*args, **kwargs)
+        return lambda: result
+
+
+@contextmanager
+def helper(name: str) -> Iterator[Helper]:
+    """A helper, whose work is over at the end."""
+    with ThreadPoolExecutor(1, name) as pool:
+        yield Helper(pool)
 
 
 class TemporaryFile:
@@ -90,7 +121,8 @@ def temporary_file(folder: Folder) -> Iterator[TemporaryFile]:
         os.close(descriptor)
         # A forked child drops its copy of what its parent goes on writing.
         if os.getpid() == owner:
-            with suppress(FileNotFoundError):
+            # What cannot be removed is swept; the error that ends the writing says more than this one.
+            with suppress(OSError):
                 os.unlink(path)
 
 
@@ -99,24 +131,24 @@ def find(
 ) -> PayloadRef | None:
     """The payload of an identity and size, checked, safe from a power loss and not to be swept soon; None without.
 
-    None also where a file is there and damaged, so that it is written anew.
+    None also where a file is there and damaged, so that it is written anew. Raises `DatabasePathError` where it cannot
+    be looked for.
     """
     name = name_of(sha256, content_type, retention_class)
     path = folder.path_of(name)
     try:
         stored_bytes = os.lstat(path).st_size
-    except FileNotFoundError:
-        return None
-    ref = PayloadRef(sha256, content_type, retention_class, size, stored_bytes, encoding_of(size))
-    try:
+        ref = PayloadRef(sha256, content_type, retention_class, size, stored_bytes, encoding_of(size))
         with opened(path, ref) as descriptor:
             verify(descriptor, ref)
             # Whoever put it may not have got as far as this.
             _directories.sync(folder.objects)
             _directories.sync(folder.bucket_of(name))
             return ref if touch(path) == os.fstat(descriptor).st_ino else None
-    except StorageCorruptError:
+    except (FileNotFoundError, NotADirectoryError, StorageCorruptError):
         return None
+    except OSError as error:
+        raise failure_of_file("cannot look for the payload", path, error) from error
 
 
 def touch(path: str) -> int | None:
@@ -127,7 +159,7 @@ def touch(path: str) -> int | None:
     try:
         os.utime(path, follow_symlinks=False)
         return os.lstat(path).st_ino
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 
@@ -172,7 +204,8 @@ def _looks_like(descriptor: int, size: int, folder: Folder, name: str) -> bool:
     except OSError:
         return False
     try:
-        places = range(0, size, size // SAMPLES_COUNT)
+        # A row that is damaged may say of any size that it stands for a large body.
+        places = range(0, size, max(1, size // SAMPLES_COUNT))
         return all(
             os.pread(descriptor, SAMPLE_BYTES, at) == os.pread(other, SAMPLE_BYTES, at) for at in places
         )
@@ -196,10 +229,10 @@ def _digest_and_sync(descriptor: int, ref: PayloadRef) -> str:
         sha256 = digest_of(descriptor, ref)
         os.fsync(descriptor)
     else:
-        with ThreadPoolExecutor(1, "payload-sync") as helper:
-            syncing = helper.submit(os.fsync, descriptor)
+        with helper("payload-sync") as beside:
+            synced = beside.start(os.fsync, descriptor)
             sha256 = digest_of(descriptor, ref)
-            syncing.result()
+            synced()
     return sha256
 
 
@@ -231,8 +264,12 @@ def remove(folder: Folder, name: str, older_than_ns: int) -> None:
         os.rename(path, aside)
         reached("aside")
         if os.lstat(aside).st_mtime_ns > older_than_ns:
-            # Where it was written anew meanwhile, one of two good files takes the other's place.
-            os.rename(aside, path)
+            # Where it was written anew meanwhile, one of two good files takes the other's place. Whoever touched it
+            # had synced it there, and commits without doing so again.
+            bucket = folder.bucket_of(name)
+            with _directories.changing(bucket):
+                os.rename(aside, path)
+            _directories.sync(bucket)
         else:
             os.unlink(aside)
 

@@ -42,6 +42,12 @@ def read_chunks(located: Located, ref: PayloadRef, chunk_bytes: int) -> Generato
         yield from files.read_chunks(descriptor, located.ref, chunk_bytes)
 
 
+def check_client(client: object, kind: type, advice: str) -> None:
+    """Raise `InvalidRequestError`, which says `advice`, for what is no client of a kind."""
+    if not isinstance(client, kind):
+        raise InvalidRequestError(f"this takes {kind.__name__}, no {type(client).__name__}; {advice}")
+
+
 def check_chunk(chunk_bytes: int) -> None:
     """Raise `InvalidRequestError` for less than a byte at a time."""
     if chunk_bytes < 1:

@@ -112,11 +112,14 @@ class _Slice:
             _try(placing.remove_temporary, self.folder, name)
 
 
-def _try(remove: Callable[..., None], *arguments: object) -> None:
+def _try(work: Callable[..., object], *arguments: object) -> bool:
+    """Whether it could be done; one file, or one folder, that refuses it holds up no sweep."""
     try:
-        remove(*arguments)
+        work(*arguments)
     except OSError as error:
-        log.warning("a file of the payload store cannot be removed: %s", error)
+        log.warning("a file of the payload store cannot be swept: %s", error)
+        return False
+    return True
 
 
 @store.write(solo=True)
@@ -153,15 +156,16 @@ def sweep(tx: Transaction, position: SweepPosition | None) -> SweepPosition | No
 def _sweep_rows(tx: Transaction, part: _Slice, after: str) -> Swept:
     cutoff_ms = part.cutoff_ns // 1_000_000
     names = [row[0] for row in tx.rows(_RELEASED, (cutoff_ms, after, SEEN_COUNT_MAX))]
+    count = 0
     for name in names:
-        tx.execute(_DELETE, (name,))
-        if files.is_name(name):
-            # Where the deletion is rolled back the file has only become newer.
-            placing.touch(part.folder.path_of(str(name)))
+        # Where the deletion is rolled back the file has only become newer.
+        if not files.is_name(name) or _try(placing.touch, part.folder.path_of(str(name))):
+            tx.execute(_DELETE, (name,))
+            count += 1
     last = names[-1] if len(names) == SEEN_COUNT_MAX else None
     # What is no text comes behind all texts; there is nothing to go on behind.
     following = SweepPosition("rows", last) if isinstance(last, str) else SweepPosition("files")
-    return Swept(len(names), 0, 0, following)
+    return Swept(count, 0, 0, following)
 
 
 def _sweep_files(tx: Transaction, part: _Slice, after: str) -> Swept:
@@ -177,11 +181,18 @@ def _names(folder: Folder, after: str) -> Iterator[str]:
     if after and not files.is_name(after):
         raise InvalidRequestError(f"no sweep goes on behind the file {after!r}")
     for bucket in range(int(after[:2] or "0", 16), _BUCKETS):
-        yield from filter(files.is_name, placing.listing(f"{folder.objects}/{bucket:02x}", after))
+        yield from filter(files.is_name, _listing(f"{folder.objects}/{bucket:02x}", after))
+
+
+def _listing(directory: str, after: str) -> list[str]:
+    names: list[str] = []
+    _try(lambda: names.extend(placing.listing(directory, after)))
+    return names
 
 
 def _sweep_temporary(_: Transaction, part: _Slice, after: str) -> Swept:
-    for seen, name in enumerate(placing.listing(part.folder.temporary, after), 1):
+    names = filter(files.is_temporary, _listing(part.folder.temporary, after))
+    for seen, name in enumerate(names, 1):
         part.take(part.temporaries, name, f"{part.folder.temporary}/{name}")
         if seen >= SEEN_COUNT_MAX or part.is_full:
             return part.result(SweepPosition("temporary", name))

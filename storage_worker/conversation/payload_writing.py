@@ -7,7 +7,6 @@ A step only works on the body and on its file. Who asks the worker, and how that
 import hashlib
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import msgspec
@@ -51,7 +50,7 @@ Asked = Call[Any] | None
 Steps = Generator[Asked, Any, R]
 
 
-def checked_source(body: Source) -> Source:
+def checked_source(body: object) -> Source:
     """A body, or `InvalidRequestError` where it is nothing that one can be read from."""
     if isinstance(body, str | bytes | bytearray | memoryview | Readable | Iterable):
         return body
@@ -71,13 +70,20 @@ def put_steps(
 
     Arguments: `body`, None for one whose chunks are given as answers: each of `CHUNK_BYTES`, then a shorter one and
     no bytes at all; `content_type`, None for that of the body's kind; `deadline_ns`, on the monotonic clock. Raises
-    `InvalidRequestError` for a name that UTF-8 cannot carry.
+    `InvalidRequestError` for a name that is no text or that UTF-8 cannot carry.
     """
     if content_type is None:
         content_type = TEXT if isinstance(body, str) else BINARY
+    _check_label("content type", content_type)
+    _check_label("retention class", retention_class)
     # Refused here rather than by the worker, after the body was written.
     files.name_of("0" * 64, content_type, retention_class)
     return _Writing(content_type, retention_class, deadline_ns).put(body)
+
+
+def _check_label(what: str, given: object) -> None:
+    if not isinstance(given, str):
+        raise InvalidRequestError(f"the {what} of a body is a text, no {type(given).__name__}")
 
 
 def advance(steps: Steps[R], answer: object = None) -> Asked | R:
@@ -109,12 +115,12 @@ class _Writing:
     def put(self, body: Source | None) -> Steps[PayloadRef]:
         """Put a body, or with None one whose chunks are given."""
         if isinstance(body, str | bytes | bytearray | memoryview):
-            data = memoryview(encoded(body) if isinstance(body, str) else body).cast("B")
+            data = _bytes_of(memoryview(encoded(body) if isinstance(body, str) else body))
             if len(data) <= files.GZIP_BYTES_MAX:
                 return (yield from self._put_small(data))
             return (yield from self._put_large(data))
         if body is not None:
-            self._chunks = _chunked(body)
+            self._chunks = _chunked(body, self._deadline_ns)
         head = yield from self._next_chunk()
         # A chunk is shorter than that only at the end.
         if len(head) <= files.GZIP_BYTES_MAX:
@@ -135,17 +141,17 @@ class _Writing:
         """Put a body that is held in memory and stored as it is; it is hashed while the rest is done."""
         self._chunks = (body[at : at + STEP_BYTES] for at in range(0, len(body), STEP_BYTES))
         folder = Folder((yield from _ask(payload_folder())))
-        with ThreadPoolExecutor(1, "payload-hash") as helper, placing.temporary_file(folder) as file:
-            hashing = helper.submit(_sha256, body)
+        with placing.helper("payload-hash") as helper, placing.temporary_file(folder) as file:
+            hashed = helper.start(_sha256, body)
             yield from self._write(file, (yield from self._next_chunk()))
-            return (yield from self._place(file, len(body), hashing.result))
+            return (yield from self._place(file, len(body), hashed))
 
     def _put_stream(self, head: bytes | memoryview) -> Steps[PayloadRef]:
         """Put a body that is stored as it is while it comes, whose size shows at its end."""
         folder = Folder((yield from _ask(payload_folder())))
         digest = hashlib.sha256()
-        with ThreadPoolExecutor(1, "payload-hash") as helper, placing.temporary_file(folder) as file:
-            size = yield from self._write(file, head, lambda part: helper.submit(digest.update, part))
+        with placing.helper("payload-hash") as helper, placing.temporary_file(folder) as file:
+            size = yield from self._write(file, head, lambda part: helper.start(digest.update, part))
             return (yield from self._place(file, size, digest.hexdigest))
 
     def _next_chunk(self) -> Steps[bytes | memoryview]:
@@ -157,19 +163,18 @@ class _Writing:
         self,
         file: placing.TemporaryFile,
         part: bytes | memoryview,
-        hashed: Callable[[bytes | memoryview], Future[None]] | None = None,
+        hash_beside: Callable[[bytes | memoryview], Callable[[], None]] | None = None,
     ) -> Steps[int]:
-        """Write a part and all that follow, each while `hashed` has it hashed; the size of them all."""
+        """Write a part and all that follow, each while `hash_beside` has it hashed; the size of them all."""
         size = 0
         while part:
-            if time.monotonic_ns() >= self._deadline_ns:
-                raise deadline_exceeded()
+            check_deadline(self._deadline_ns)
             size += len(part)
             _check_size(size)
-            hashing = None if hashed is None else hashed(part)
+            hashed = None if hash_beside is None else hash_beside(part)
             file.write(part)
-            if hashing is not None:
-                hashing.result()
+            if hashed is not None:
+                hashed()
             part = yield from self._next_chunk()
         return size
 
@@ -210,6 +215,20 @@ def deadline_exceeded() -> DeadlineExceededError:
     )
 
 
+def check_deadline(deadline_ns: int) -> None:
+    """Raise `DeadlineExceededError` where a deadline (monotonic clock, ns) is over."""
+    if time.monotonic_ns() >= deadline_ns:
+        raise deadline_exceeded()
+
+
+def _bytes_of(view: memoryview) -> memoryview:
+    """Its bytes, which are copied only where they do not lie side by side."""
+    try:
+        return view.cast("B")
+    except (TypeError, ValueError):
+        return memoryview(view.tobytes())
+
+
 def _sha256(body: bytes | memoryview) -> str:
     return hashlib.sha256(body).hexdigest()
 
@@ -240,7 +259,7 @@ class Gathering:
         """Add what came; `InvalidRequestError` where that is no bytes."""
         if not isinstance(part, bytes | bytearray | memoryview):
             raise InvalidRequestError(f"a body comes in parts of bytes, not of {type(part).__name__}")
-        self._bytes += part
+        self._bytes += _bytes_of(memoryview(part))
 
     def take(self) -> bytes:
         """A whole chunk; at the end of the body what is left."""
@@ -249,10 +268,12 @@ class Gathering:
         return chunk
 
 
-def _chunked(body: Readable | Iterable[bytes]) -> Iterator[bytes]:
-    """The bytes of a body in chunks of `CHUNK_BYTES` and a last one."""
+def _chunked(body: Readable | Iterable[bytes], deadline_ns: int) -> Iterator[bytes]:
+    """The bytes of a body in chunks of `CHUNK_BYTES` and a last one, until a deadline (monotonic clock, ns)."""
     gathering = Gathering()
     for part in iter(lambda: body.read(CHUNK_BYTES), b"") if isinstance(body, Readable) else body:
+        # Small parts, or empty ones, make no chunk for long.
+        check_deadline(deadline_ns)
         gathering.add(part)
         while gathering.is_enough:
             yield gathering.take()

@@ -147,6 +147,16 @@ def ref_of(row: tuple[object, ...]) -> PayloadRef | None:
         return None
 
 
+def record_of(name: object, fields: tuple[object, ...]) -> PayloadRef | None:
+    """The reference that the row `name` holds in the columns `FIELDS`; None where the store writes no such row."""
+    ref = ref_of(fields)
+    try:
+        is_it = ref is not None and name == name_of(ref) and files.contradiction(ref) is None
+    except InvalidRequestError:
+        return None
+    return ref if is_it else None
+
+
 # What the payload client asks
 
 

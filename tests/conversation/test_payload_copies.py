@@ -1,7 +1,9 @@
 """Copying the payloads of a database's copy, as a program does behind `Client.backup`."""
 
+import asyncio
 import errno
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import storage_worker as sw
 from storage_worker.conversation import payload_client, payload_copies
 from storage_worker.conversation.payload_copies import PayloadsCopied, copy_payloads
 from storage_worker.conversation.records import PayloadRef
-from tests.conversation.payload_places import Payloads, serving
+from tests.conversation.payload_places import Payloads, in_child, serving, status_of
 from tests.conversation.payload_store import STORES, drop, hold
 
 
@@ -129,6 +131,20 @@ def test_a_file_with_a_flipped_byte_is_told_and_left_out(
     assert len([each for each in Path(f"{target}-sw").rglob("*") if each.is_file()]) == copied.payloads
 
 
+@pytest.mark.parametrize("change", ["content_type = 'other'", "sha256 = 'none'", "bytes = 2000000"])
+def test_a_row_that_the_store_does_not_write_is_told(
+    payloads: Payloads, held: list[PayloadRef], tmp_path: Path, change: str
+) -> None:
+    file = payloads.file(held[0]).name
+    payloads.client.execute(f"update conversation_payloads set {change} where name = ?", (file,))
+    copied = copies(payloads, tmp_path / "copy.db")
+    assert copied.payloads == len(held) - 1
+    assert [(each.payload, each.check) for each in copied.findings] == [(file, "record")]
+    payloads.client.execute(
+        "update conversation_payloads set sha256 = ? where name = ?", (held[0].sha256, file)
+    )
+
+
 def test_a_copy_without_payloads_gets_nothing(database: Path, tmp_path: Path) -> None:
     with sw.StorageWorker(database) as worker, worker.connect("admin") as client:
         target = tmp_path / "copy.db"
@@ -140,3 +156,56 @@ def test_a_copy_without_payloads_gets_nothing(database: Path, tmp_path: Path) ->
         target.write_bytes(b"no database " * 1_000)
         with pytest.raises(sw.StorageCorruptError):
             copy_payloads(client, target)
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_what_a_killed_copy_leaves_is_gone_after_the_next_one(
+    payloads: Payloads, held: list[PayloadRef], tmp_path: Path, step: int
+) -> None:
+    target = tmp_path / "copy.db"
+    payloads.client.backup(target)
+    sync, synced = os.fsync, []
+
+    def die(descriptor: int) -> None:
+        sync(descriptor)
+        synced.append(descriptor)
+        if len(synced) == step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def copy() -> None:
+        pytest.MonkeyPatch().setattr(os, "fsync", die)
+        with payloads.worker.connect() as client:
+            copy_payloads(client, target)
+
+    assert status_of(in_child(copy)) == -signal.SIGKILL
+    side = Path(f"{target}-sw")
+    assert list(side.iterdir()) != []
+    assert copy_payloads(payloads.client, target).payloads == len(held)
+    assert [each.name for each in side.iterdir()] == ["payloads"]
+
+
+def test_two_copies_to_one_place(
+    payloads: Payloads, held: list[PayloadRef], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "copy.db"
+    payloads.client.backup(target)
+    run, refused = payload_copies._Copying.run, []
+
+    def run_twice(copying: Any, rows: Any) -> None:
+        with pytest.raises(sw.DatabasePathError, match="being copied") as error:
+            copy_payloads(payloads.client, target)
+        refused.append(error)
+        run(copying, rows)
+
+    monkeypatch.setattr(payload_copies._Copying, "run", run_twice)
+    assert copy_payloads(payloads.client, target).payloads == len(held)
+    assert len(refused) == 1
+
+
+def test_an_asynchronous_client_copies_nothing(payloads: Payloads, tmp_path: Path) -> None:
+    async def main() -> None:
+        async with await payloads.worker.connect_async() as client:
+            with pytest.raises(sw.InvalidRequestError, match="in a thread"):
+                copy_payloads(client, tmp_path / "copy.db")  # type: ignore[arg-type]
+
+    asyncio.run(main())

@@ -2,7 +2,9 @@
 
 import errno
 import os
+import shutil
 import stat
+import threading
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -14,7 +16,12 @@ from storage_worker.conversation import payload_placing as placing
 from storage_worker.conversation import payloads
 from storage_worker.conversation.payload_files import GZIP_BYTES_MAX, PACKED_BYTES_MAX, Folder
 from storage_worker.conversation.records import PayloadRef
-from storage_worker.protocol.errors import InvalidRequestError, StorageCorruptError, StorageFullError
+from storage_worker.protocol.errors import (
+    DatabasePathError,
+    InvalidRequestError,
+    StorageCorruptError,
+    StorageFullError,
+)
 
 LARGE = bytes(GZIP_BYTES_MAX) + b"and a bit"
 
@@ -205,3 +212,95 @@ def test_tables_that_refer_are_named_plainly() -> None:
     for name in ("", "a b", "a;drop", "A", "_x", "a" * 64):
         with pytest.raises(ValueError, match="no name"):
             payloads.refer_from(name)
+
+
+def test_directories_that_are_made_anew_are_synced_anew(folder: Folder, synced: Syncs) -> None:
+    shutil.rmtree(folder.path)
+    placing.prepare(folder)
+    assert synced.of(str(Path(folder.path).parent)) == 1
+    assert synced.of(folder.path) == 1
+    placing.prepare(folder)
+    assert synced.of(folder.path) == 1
+
+
+def test_a_file_that_is_put_back_is_synced_there(folder: Folder, synced: Syncs) -> None:
+    """Whoever found it there commits a reference without another sync."""
+    ref = placed(folder, b"back")
+    name = payloads.name_of(ref)
+    before = synced.of(folder.bucket_of(name))
+    placing.remove(folder, name, 0)
+    assert placing.find(folder, ref.sha256, "a", "b", 4) == ref
+    assert synced.of(folder.bucket_of(name)) == before + 1
+
+
+def test_what_a_row_says_of_a_small_body_does_not_matter(folder: Folder) -> None:
+    for body in (b"", b"abc"):
+        ref = placed(folder, body)
+        assert placed(folder, body, "other type", (payloads.name_of(ref),)).sha256 == ref.sha256
+
+
+def test_the_error_that_ends_the_writing_is_told(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    def write() -> None:
+        with placing.temporary_file(folder) as file:
+            monkeypatch.setattr(os, "write", refuse)
+            monkeypatch.setattr(os, "unlink", refuse)
+            file.write(b"body")
+
+    with pytest.raises(DatabasePathError, match="cannot write the payload"):
+        write()
+
+
+def test_what_a_process_has_no_means_to_open_is_not_damaged(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = placed(folder, b"sound")
+
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", refuse)
+    for look in (
+        lambda: files.is_placed(folder, ref),
+        lambda: placing.find(folder, ref.sha256, "a", "b", 5),
+    ):
+        with pytest.raises(DatabasePathError, match="Too many open files"):
+            look()
+
+
+def test_a_foreign_file_where_a_folder_belongs(folder: Folder) -> None:
+    ref = placed(folder, b"foreign")
+    bucket = Path(folder.bucket_of(payloads.name_of(ref)))
+    shutil.rmtree(bucket)
+    bucket.write_bytes(b"mine")
+    assert placing.find(folder, ref.sha256, "a", "b", 7) is None
+    with pytest.raises(DatabasePathError, match="Not a directory"):
+        placed(folder, b"foreign")
+    bucket.unlink()
+    bucket.symlink_to(bucket)
+    with pytest.raises(DatabasePathError, match="cannot look for the payload"):
+        placing.find(folder, ref.sha256, "a", "b", 7)
+
+
+def test_without_threads_the_caller_does_it_once(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+    refused: list[threading.Thread] = []
+
+    def refuse(thread: threading.Thread) -> None:
+        if not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    done: list[int] = []
+    with placing.helper("test") as helper:
+        for number in range(3):
+            helper.start(done.append, number)()
+    assert done == [0, 1, 2]
+    refused.clear()
+    ref = placed(folder, LARGE)
+    assert len(refused) == 1
+    assert Path(folder.path_of(payloads.name_of(ref))).read_bytes() == LARGE

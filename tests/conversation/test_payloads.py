@@ -4,6 +4,7 @@ import hashlib
 import io
 import os
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from storage_worker.conversation import payload_client as client_side
 from storage_worker.conversation import payload_files as files
 from storage_worker.conversation import payload_placing as placing
 from storage_worker.conversation.payload_files import CHUNK_BYTES, GZIP_BYTES_MAX
+from storage_worker.conversation.payload_writing import advance, put_steps
 from storage_worker.conversation.records import PayloadRef
 from tests.conversation.payload_places import Payloads
 from tests.conversation.payload_store import STORES, drop, hold
@@ -157,6 +159,10 @@ def test_ranges(store: Payloads, size: int) -> None:
         if max(abs(offset), abs(length)) < 2**63:
             with pytest.raises(sw.InvalidRequestError):
                 client_side.read_range(store.client, ref, offset, length)
+    untyped: Any = client_side.read_range
+    for given in ((0.0, 1), (0, 1.0), ("0", 1), (None, 1)):
+        with pytest.raises(sw.InvalidRequestError):
+            untyped(store.client, ref, *given)
 
 
 def test_a_range_of_an_empty_payload_is_empty(store: Payloads) -> None:
@@ -290,3 +296,42 @@ def test_a_source_that_fails_leaves_nothing(store: Payloads) -> None:
     with pytest.raises(ZeroDivisionError):
         store.put(failing())
     assert store.temporaries() == []
+
+
+@pytest.mark.parametrize("size", [3000, 2 * MIB])
+def test_views_of_any_shape(store: Payloads, size: int) -> None:
+    body = body_of(size, "shape")
+    spread = bytes(byte for each in body for byte in (each, 0))
+    ref = store.put(body)
+    assert store.put(memoryview(spread)[::2]) == ref
+    assert store.put([memoryview(spread)[: size * 2 : 2]]) == ref
+    assert store.put(memoryview(body).cast("I", (size // 8, 2))) == ref
+    assert store.put(memoryview(body)[:0].cast("I")).bytes == 0
+
+
+@pytest.mark.parametrize("options", [{"content_type": 5}, {"retention_class": None}])
+def test_names_that_are_no_texts(store: Payloads, options: Any) -> None:
+    with pytest.raises(sw.InvalidRequestError, match="is a text, no"):
+        store.put(b"x", **options)
+
+
+@pytest.mark.parametrize("body", [iter([b"x"]), iter([b"", b""]), io.BytesIO(b"x")])
+def test_a_body_in_small_parts_has_a_deadline(body: Any) -> None:
+    steps = put_steps(body, None, "test", 0)
+    assert advance(steps) is None
+    with pytest.raises(sw.DeadlineExceededError):
+        advance(steps)
+
+
+def test_a_process_that_gets_no_threads(store: Payloads, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = body_of(3 * MIB, "no threads")
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        refs = [store.put(body, "one"), store.put(io.BytesIO(body), "two")]
+    for ref in refs:
+        store.client.call(hold(ref))
+        assert client_side.read(store.client, ref) == body

@@ -11,6 +11,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
@@ -20,7 +21,7 @@ import pytest
 
 import storage_worker as sw
 from storage_worker import conversation
-from storage_worker.client.aio_threads import THREADS_COUNT_MAX
+from storage_worker.client.aio_threads import THREADS_COUNT_MAX, in_thread
 from storage_worker.conversation import PayloadNotFoundError, payload_client, payload_client_async
 from storage_worker.conversation import payload_files as files
 from storage_worker.conversation import payload_placing as placing
@@ -284,6 +285,66 @@ def test_a_sweep(store: Payloads, serve: Callable[[Work], None]) -> None:
         assert sum(swept.files for swept in slices) == len(refs)
         assert slices[-1].next is None
         assert [store.file(ref).exists() for ref in (*refs, kept)] == [False, False, False, True]
+
+    serve(main)
+
+
+@pytest.mark.parametrize("is_iterable", [True, False])
+def test_what_is_read_by_await(serve: Callable[[Work], None], *, is_iterable: bool) -> None:
+    """A stream's lines, which are what `async for` gives, may be longer than it takes."""
+
+    class Readable:
+        def __init__(self, reader: asyncio.StreamReader) -> None:
+            self.read = reader.read
+
+    async def main(client: sw.AsyncClient) -> None:
+        for size in (0, 1000, 3 * MIB):
+            body = bytes(size)
+            reader = asyncio.StreamReader()
+            reader.feed_data(body)
+            reader.feed_eof()
+            ref = await put_async(client, reader if is_iterable else Readable(reader))
+            assert ref == await put_async(client, body)
+
+    serve(main)
+
+
+def test_an_awaited_body_in_small_parts_has_a_deadline(run: Run[None]) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b"x"
+        yield b""
+
+    async def main() -> None:
+        with pytest.raises(sw.DeadlineExceededError):
+            await payload_client_async._AwaitedChunks(parts(), 0).take()
+
+    run(main())
+
+
+CALLS: dict[str, Callable[[PayloadRef], tuple[Any, ...]]] = {
+    "put": lambda _: (b"x",),
+    "put_json": lambda _: ([],),
+    "prepare_text": lambda _: ("x" * 20_000,),
+    "read": lambda ref: (ref,),
+    "read_text": lambda ref: (ref,),
+    "read_range": lambda ref: (ref, 0, 1),
+    "stream": lambda ref: (ref,),
+    "sweep": lambda _: (),
+    "check": lambda _: (),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_client_of_the_other_kind_is_refused(
+    store: Payloads, serve: Callable[[Work], None], name: str
+) -> None:
+    async def main(client: sw.AsyncClient) -> None:
+        arguments = CALLS[name](await held(client, b"of the other kind"))
+        with pytest.raises(sw.InvalidRequestError, match=r"payload_client_async$"):
+            list(getattr(payload_client, name)(client, *arguments))
+        work = getattr(payload_client_async, f"{name}_async")(store.client, *arguments)
+        with pytest.raises(sw.InvalidRequestError, match=r"payload_client$"):
+            await (drained(work) if inspect.isasyncgen(work) else work)
 
     serve(main)
 
@@ -875,3 +936,30 @@ def test_steps_that_are_dropped_leave_nothing(store: Payloads) -> None:
         assert store.temporaries() == []
     finally:
         gc.enable()
+
+
+def test_a_loop_that_is_closed_in_the_middle(new_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """What waits for a turn is not woken any more, which the loop would refuse."""
+    go_on = threading.Event()
+    deadline_ns = time.monotonic_ns() + 60_000_000_000
+
+    async def main() -> list[asyncio.Task[bool]]:
+        count = THREADS_COUNT_MAX + 2
+        tasks = [
+            asyncio.create_task(in_thread(go_on.wait, 60, deadline_ns=deadline_ns)) for _ in range(count)
+        ]
+        await turns(3)
+        return tasks
+
+    loop = new_loop()
+    # That tasks are pending when they go is what is tested.
+    loop.set_exception_handler(lambda _loop, _context: None)
+    try:
+        tasks = loop.run_until_complete(main())
+        loop.close()
+        for task in tasks:
+            coroutine = task.get_coro()
+            assert coroutine is not None
+            coroutine.close()
+    finally:
+        go_on.set()

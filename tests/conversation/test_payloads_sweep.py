@@ -1,6 +1,7 @@
 """What is swept and what is not: grace times, transactions that are shared or rolled back, and puts at that moment."""
 
 import os
+import shutil
 import signal
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,7 @@ from storage_worker.conversation import PayloadNotFoundError, payload_sweep
 from storage_worker.conversation import payload_client as client_side
 from storage_worker.conversation import payload_placing as placing
 from storage_worker.conversation.payload_files import GZIP_BYTES_MAX
-from storage_worker.conversation.payload_sweep import SweepPosition, sweep_payloads
+from storage_worker.conversation.payload_sweep import SEEN_COUNT_MAX, SweepPosition, sweep_payloads
 from storage_worker.conversation.payloads import name_of
 from storage_worker.conversation.records import PayloadRef
 from tests.conversation.payload_places import Payloads, age, in_child, status_of
@@ -127,6 +128,41 @@ def test_strange_things_in_the_directory_are_left_alone(store: Payloads) -> None
     for file in strange:
         file.unlink()
     folder.rmdir()
+
+
+def test_a_folder_that_cannot_be_read_holds_up_no_sweep(store: Payloads) -> None:
+    refs = sorted((released(store, b"held up %d" % number) for number in range(3)), key=name_of)
+    foreign, looped, behind = refs
+    assert len({store.file(ref).parent for ref in refs}) == 3
+    store.age(*refs)
+    for ref in (foreign, looped):
+        shutil.rmtree(store.file(ref).parent)
+    store.file(foreign).parent.write_bytes(b"mine")
+    store.file(looped).parent.symlink_to(store.file(looped).parent)
+    swept = store.sweep()
+    # A row stays where it is not known whether its file does.
+    assert [store.row(ref) for ref in refs] == [None, ("released", 0), None]
+    assert swept.rows == 2
+    age(store.file(behind))
+    assert store.sweep().files == 1
+    assert store.file(foreign).parent.read_bytes() == b"mine"
+    for ref in (foreign, looped):
+        store.file(ref).parent.unlink()
+    assert store.sweep().rows == 1
+
+
+def test_foreign_files_among_the_unfinished_are_left_alone(store: Payloads) -> None:
+    """Their names need not be text, which what a sweep answers is."""
+    temporary = Path(store.folder.temporary)
+    foreign = {temporary / os.fsdecode(b"\xff%d" % number) for number in range(SEEN_COUNT_MAX + 1)}
+    unfinished = temporary / ("f" * 32)
+    for file in (*foreign, unfinished):
+        file.write_bytes(b"part")
+        age(file)
+    assert store.sweep().files == 1
+    assert set(temporary.iterdir()) == foreign
+    for file in foreign:
+        file.unlink()
 
 
 def test_a_sweep_is_made_of_bounded_slices(store: Payloads) -> None:
