@@ -4,7 +4,7 @@ from typing import Any, NoReturn
 
 from ..transaction import Transaction
 from .bounds import RETENTION_DEFAULT
-from .canonical import NO_CONTENT, encode_json
+from .canonical import NO_CONTENT, encode_json, is_inline
 from .errors import OutputIdentityCollisionError
 from .events import Draft, find_by_key, write_event
 from .identity import Comparison, Stored, collision_key, reduced_provenance
@@ -39,6 +39,26 @@ def refuse_collision(tx: Transaction, stored: Stored, comparison: Comparison, in
 def _append(tx: Transaction, stored: Stored, comparison: Comparison, incoming: Draft, key: str) -> int:
     now = tx.now_ms()
     standing = read_standing(tx, stored.session)
+    draft = Draft(
+        session=stored.session,
+        actor="",
+        type=COLLISION,
+        attributes=_told(stored, comparison, incoming),
+        content=NO_CONTENT,
+        retention_class=RETENTION_DEFAULT,
+        created_ms=now,
+        room_named=False,
+        key=key,
+    )
+    stream_id = write_event(tx, draft, standing, stored.room)
+    assert stream_id is not None, "its key was looked for"
+    standing.save(tx, stored.room, now, None, "", None)
+    return stream_id
+
+
+def _told(stored: Stored, comparison: Comparison, incoming: Draft) -> str:
+    """The JSON of what is told, with as many differences as stand in a row: names may take six bytes a character."""
+    differences = [{"field": name, "change": change} for name, change in comparison.differences]
     told: dict[str, Any] = {
         # Not the stream id, which is another one in a copy of the store.
         "output_event_id": stored.event_id,
@@ -53,21 +73,10 @@ def _append(tx: Transaction, stored: Stored, comparison: Comparison, incoming: D
             "fingerprint": comparison.incoming,
             "provenance": reduced_provenance(incoming.provenance),
         },
-        "differences": [{"field": name, "change": change} for name, change in comparison.differences],
+        "differences": differences,
         "differences_cut": comparison.is_cut,
     }
-    draft = Draft(
-        session=stored.session,
-        actor="",
-        type=COLLISION,
-        attributes=encode_json(told).decode(),
-        content=NO_CONTENT,
-        retention_class=RETENTION_DEFAULT,
-        created_ms=now,
-        room_named=False,
-        key=key,
-    )
-    stream_id = write_event(tx, draft, standing, stored.room)
-    assert stream_id is not None, "its key was looked for"
-    standing.save(tx, stored.room, now, None, "", None)
-    return stream_id
+    while differences and not is_inline(encode_json(told).decode()):
+        differences.pop()
+        told["differences_cut"] = True
+    return encode_json(told).decode()

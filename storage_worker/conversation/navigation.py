@@ -31,7 +31,7 @@ def find_navigation(tx: Transaction, session: str) -> Navigation | None:
 
 
 _ALL: Final = Listing("conversation_sessions", "number", _COLUMNS, _TEXTS, _navigation)
-_OF_ROOM: Final = Listing("conversation_sessions", "number", _COLUMNS, _TEXTS, _navigation, "room_id")
+_OF_ROOM: Final = Listing("conversation_sessions", "listed_number", _COLUMNS, _TEXTS, _navigation, "room_id")
 
 
 @store.read
@@ -43,7 +43,11 @@ def navigation(
     page_bytes: PageBytes = PAGE_BYTES_DEFAULT,
     newest_first: bool = False,
 ) -> Page[Navigation]:
-    """A page of what lists show of sessions, of one room or of all, in the order they were first named."""
+    """A page of what lists show of sessions: of all in the order they were first named, of one room in the order they came
+    into it.
+
+    A session that only output without a room named comes into the room that is told at last.
+    """
     if room is None:
         return _ALL.page(tx, after, page_rows, page_bytes, newest_first=newest_first)
     return _OF_ROOM.page(tx, after, page_rows, page_bytes, newest_first=newest_first, scope=(room,))

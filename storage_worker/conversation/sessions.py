@@ -5,6 +5,7 @@ from typing import Any, Final
 from ..protocol.errors import InvalidRequestError
 from ..transaction import Transaction
 from .bounds import (
+    NAME_CHARS_MAX,
     PAGE_BYTES_DEFAULT,
     PAGE_ROWS_DEFAULT,
     SESSION_DEPTH_MAX,
@@ -188,8 +189,9 @@ def session(tx: Transaction, session: Name) -> Session | None:
 @store.read
 def session_ids(tx: Transaction, beginning: Name, rows: PageRows = PAGE_ROWS_DEFAULT) -> list[str]:
     """The ids that begin with a text, in their order and `rows` of them at the most, of all that navigation shows."""
-    # No text that begins so sorts behind the last character that there is.
-    return [found for (found,) in tx.rows(_BEGINNING, (beginning, f"{beginning}\U0010ffff", rows))]
+    # No id that begins so sorts behind as many of the last character that there is as an id can have.
+    behind = beginning + "\U0010ffff" * NAME_CHARS_MAX
+    return [found for (found,) in tx.rows(_BEGINNING, (beginning, behind, rows))]
 
 
 @store.read

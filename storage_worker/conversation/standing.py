@@ -19,12 +19,13 @@ _READ: Final = (
 )
 _LAST_EVENT: Final = "select max(stream_id) from conversation_events"
 _LAST_IN_ROOM: Final = "select max(number) from conversation_messages where room_id = ?"
-_LAST_NUMBER: Final = "select max(number) from conversation_sessions"
+# Never less than the greatest `number`, which it is the same as at first.
+_LAST_NUMBER: Final = "select max(listed_number) from conversation_sessions"
 _LAST_SESSION_NUMBER: Final = "select max(session_number) from conversation_sessions"
 _INSERT: Final = (
     "insert into conversation_sessions(last_sequence, last_message, tools_finished, largest_output_tokens,"
-    " largest_output_basis, shown_status, shown_preview, shown_activity_ms, number, id, room_id)"
-    " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    " largest_output_basis, shown_status, shown_preview, shown_activity_ms, number, listed_number, id, room_id)"
+    " values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 # A status or a preview that is not told leaves what is there, activity never goes back, and what ingest knows of a
 # runtime never takes the place of what is stored.
@@ -47,6 +48,7 @@ _MAKE: Final = (
     "update conversation_sessions set session_number = ?, room_id = ?, root_id = id, status = ?, first_preview = ?,"
     " runtime_binding = ?, activity_ms = ?, created_ms = ? where number = ?"
 )
+_LIST_ANEW: Final = "update conversation_sessions set listed_number = ? where number = ?"
 
 
 class Noted(NamedTuple):
@@ -112,9 +114,9 @@ class Standing(msgspec.Struct):
             self.largest_output_basis,
         )
         if not self.number:
-            self.number = (tx.scalar(_LAST_NUMBER) or 0) + 1
+            self.number = _next_number(tx)
             shown = (status or IDLE, preview, now_ms)
-            tx.execute(_INSERT, (*counters, *shown, self.number, self.session, room))
+            tx.execute(_INSERT, (*counters, *shown, self.number, self.number, self.session, room))
         elif noted is None or self.session_number is None:
             tx.execute(_SHOW, (*counters, status, preview or None, now_ms, now_ms, self.number))
         else:
@@ -141,6 +143,12 @@ class Standing(msgspec.Struct):
         self.session_number = (tx.scalar(_LAST_SESSION_NUMBER) or 0) + 1
         own = (noted.status or IDLE, noted.preview or None, noted.runtime_binding, now_ms, now_ms)
         tx.execute(_MAKE, (self.session_number, room, *own, self.number))
+        if self.own_room not in ("", room):
+            tx.execute(_LIST_ANEW, (_next_number(tx), self.number))
+
+
+def _next_number(tx: Transaction) -> int:
+    return int(tx.scalar(_LAST_NUMBER) or 0) + 1
 
 
 def read_standing(tx: Transaction, session: str) -> Standing:

@@ -21,6 +21,7 @@ from storage_worker.conversation.identity import (
 )
 from storage_worker.conversation.records import PayloadRef
 from storage_worker.conversation.vocabulary import EVENT_TYPES
+from storage_worker.protocol.limits import INLINE_BYTES_MAX
 
 from .desk import ROOM, Desk, reference_to
 
@@ -129,6 +130,20 @@ class TestCollisions:
         desk.collide({**MESSAGE, "n" * 1000: 1})
         (told,) = diagnostics(desk)
         assert told["differences"] == [{"field": "n" * 64, "change": "added"}]
+
+    def test_a_diagnostic_stands_in_a_row_whatever_the_names_are(self, desk: Desk) -> None:
+        names = [chr(1) * 63 + chr(2 + number) for number in range(24)]
+        event = {"type": chr(1) * 512, "event_id": chr(1) * 512}
+        provenance = Provenance(chr(1) * 512, chr(1) * 512, chr(1) * 512)
+        desk.ingest(event | dict.fromkeys(names, 1), provenance=provenance)
+        error = desk.collide(event | dict.fromkeys(names, 2), provenance=provenance)
+        (told,) = diagnostics(desk)
+        named = [each["field"] for each in told["differences"]]
+        assert 0 < len(named) < 24
+        assert named == names[: len(named)]
+        assert told["differences_cut"] is True
+        assert len(desk.events()[-1].attributes_json) <= INLINE_BYTES_MAX
+        assert error.details["diagnostic_stream_id"] == 2
 
     def test_a_collision_without_a_session_leaves_it_so(self, desk: Desk) -> None:
         desk.ingest(MESSAGE)

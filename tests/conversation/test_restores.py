@@ -1,5 +1,6 @@
 """Rooms, sessions and events as they were elsewhere: made once, and given what they lack."""
 
+import json
 from typing import Any
 
 import msgspec
@@ -9,8 +10,10 @@ from storage_worker import conversation
 from storage_worker.conversation import Provenance, RoomNotFoundError, Sender
 from storage_worker.conversation.bounds import LOOK_AHEAD_COUNT_MAX
 from storage_worker.conversation.event_restores import Restored
+from storage_worker.conversation.identity import collision_key
 from storage_worker.conversation.records import MessagePlace
 from storage_worker.conversation.session_restores import Made, Shown
+from storage_worker.conversation.vocabulary import COLLISION
 from storage_worker.protocol.errors import InvalidRequestError
 
 from .copies import COPY
@@ -245,6 +248,33 @@ def test_an_output_that_named_no_room_stands_in_its_room_and_leaves_its_session(
     assert (event.room, event.room_named, desk.session()) == (ROOM, False, None)
     restore(desk, **output(event_id="f", room_named=True))
     assert desk.session() is not None
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_collision_that_two_stores_tell_of_is_one(desk: Desk, is_known: bool) -> None:
+    if is_known:
+        desk.output("assistant_message", event_id="e", text="x")
+        error = desk.collide({"type": "assistant_message", "event_id": "e", "text": "y"})
+        told = desk.events()[-1]
+        assert told.stream_id == error.details["diagnostic_stream_id"]
+        attributes, key = told.attributes, told.idempotency_key
+    else:
+        attributes = {"output_key": "k", "incoming": {"fingerprint": "f"}}
+        key = collision_key("s", "k", "f")
+    made = []
+    for phase in ("one", "two", "one"):
+        incoming = {**attributes["incoming"], "provenance": {"phase": phase}}
+        restored = restore(
+            desk,
+            type=COLLISION,
+            idempotency_key=key,
+            attributes_json=json.dumps({**attributes, "incoming": incoming}),
+            content_type=None,
+            body=None,
+        )
+        made.append((restored.created, restored.sequence))
+    assert made == [(False, 2)] * 3 if is_known else [(True, 1), (False, 1), (False, 1)]
+    assert len(desk.events()) == made[0][1]
 
 
 def test_statistics_of_a_copy_are_those_of_the_store_it_came_from(desk: Desk) -> None:

@@ -35,11 +35,12 @@ def test_an_upsert_changes_what_it_is_given(desk: Desk) -> None:
 
 
 def test_ids_by_their_beginning(desk: Desk) -> None:
-    for name in ("b", "ab", "a", "ab\U0010fffe", "ac", "a%", "A"):
+    last = "\U0010ffff" * 510
+    for name in ("b", "ab", "a", "ab\U0010fffe", "ab\U0010ffff", f"ab{last}", "ac", "a%", "A"):
         upsert(desk, name)
     desk.output("assistant_message", session="abc")
     ids = conversation.session_ids.handler
-    assert ids(desk.tx, "ab") == ["ab", "abc", "ab\U0010fffe"]
+    assert ids(desk.tx, "ab") == ["ab", "abc", "ab\U0010fffe", "ab\U0010ffff", f"ab{last}"]
     assert ids(desk.tx, "a", 2) == ["a", "a%"]
     assert ids(desk.tx, "a%") == ["a%"]
     assert ids(desk.tx, "x") == []
@@ -215,6 +216,26 @@ def test_lists_of_one_room(desk: Desk) -> None:
     assert [session.id for session in everything(sessions(desk.tx, ROOM))] == ["a", "c"]
     assert [each.session for each in everything(shown(desk.tx, ROOM))] == ["a", "c"]
     assert len(everything(sessions(desk.tx))) == len(everything(shown(desk.tx))) == 3
+
+
+def test_who_pages_through_a_room_meets_sessions_that_come_into_it_later(desk: Desk) -> None:
+    shown = conversation.navigation.handler
+    for session in ("early", "late"):
+        desk.ingest({"type": "reasoning", "text": "x"}, session=session)
+    default = conversation.resolve_room.handler(desk.tx).id
+    upsert(desk, "a", room=ROOM)
+    seen = {room: shown(desk.tx, room) for room in (ROOM, default, None)}
+    desk.admit(session="early", room=ROOM)
+    desk.admit(session="late", room=default)
+    upsert(desk, "b", room=ROOM)
+    desk.ingest({"type": "reasoning", "text": "x"}, session="c")
+
+    def behind(room: str | None) -> list[str]:
+        return [each.session for each in everything(shown(desk.tx, room, seen[room].cursor))]
+
+    assert (behind(ROOM), behind(default), behind(None)) == (["early", "b"], ["c"], ["b", "c"])
+    assert [each.session for each in everything(shown(desk.tx, ROOM))] == ["a", "early", "b"]
+    assert [each.session for each in everything(shown(desk.tx))] == ["early", "late", "a", "b", "c"]
 
 
 def test_activity_never_goes_back(desk: Desk) -> None:

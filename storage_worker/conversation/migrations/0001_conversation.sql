@@ -16,11 +16,13 @@ create unique index conversation_rooms_default on conversation_rooms(is_default)
 
 -- A row for every session that was ever named, and in it the session, its navigation and the counters that its next
 -- event needs: one event changes one row. Output that names no room leaves the session alone; where only such was
--- seen of it, the row has no `session_number` yet and what stands behind that is empty.
+-- seen of it, the row has no `session_number` yet and what stands behind that is empty. Such a session may still come
+-- into another room. `listed_number` grows with that, too, so that who pages through a room meets it there.
 create table conversation_sessions(
     number integer primary key,
     id text not null unique,
     room_id text not null references conversation_rooms(id),
+    listed_number integer not null unique,
     session_number integer unique,
     parent_id text,
     root_id text,
@@ -39,7 +41,7 @@ create table conversation_sessions(
     largest_output_basis text
 );
 create index conversation_sessions_room on conversation_sessions(room_id, session_number);
-create index conversation_sessions_shown on conversation_sessions(room_id, number);
+create index conversation_sessions_shown on conversation_sessions(room_id, listed_number);
 -- To find the sessions below one that gets another root.
 create index conversation_sessions_root on conversation_sessions(root_id) where parent_id is not null;
 create index conversation_sessions_parent on conversation_sessions(parent_id) where parent_id is not null;
