@@ -27,7 +27,7 @@ from ..protocol.operation import Call
 from .aio_outgoing import AsyncOutgoing
 from .aio_waiter import AsyncWaiter
 from .chunks import Upload
-from .endings import gone, lost, other_loop
+from .endings import LAST_WORDS_SECONDS, gone, lost, other_loop
 from .exchange import Exchange, frame_of, request_of, settled
 from .forks import tell_after_fork
 from .terms import NS_PER_MS, NS_PER_SECOND, Terms
@@ -63,9 +63,7 @@ class AsyncConnection:
         self._outgoing = AsyncOutgoing(self.loop, sock, self._lose)
         self._held: OrderedDict[AsyncWaiter, None] = OrderedDict()
         self._held_uploads: OrderedDict[AsyncWaiter, None] = OrderedDict()
-        self._upload_bytes = 0
-        self._requests = 0
-        self._bytes = 0
+        self._upload_bytes = self._requests = self._bytes = 0
         # With one more request of any size it is still no more than the worker takes.
         self._bytes_max = limits.client_bytes_max - limits.request_bytes_max
         self._cause: StorageError | None = None
@@ -172,7 +170,8 @@ class AsyncConnection:
         self._close_if_done()
 
     def close(self) -> None:
-        """Say goodbye and close; whoever still waits gets a `WorkerUnavailableError`."""
+        """Say goodbye and close; whoever still waits, and whose answer has not come, gets a `WorkerUnavailableError`."""
+        self._hear()
         if self._cause is None:
             self._post(Goodbye("closed"))
             self._outgoing.flush()
@@ -195,10 +194,8 @@ class AsyncConnection:
         self._sock.close()
         for waiter in (*self._exchange.waiting.values(), *self._held, *self._held_uploads):
             waiter.answer, waiter.held = self._cause, None
-        self._exchange.waiting.clear()
-        self._exchange.uploads.clear()
-        self._held.clear()
-        self._held_uploads.clear()
+        for each in (self._exchange.waiting, self._exchange.uploads, self._held, self._held_uploads):
+            each.clear()
 
     @property
     def _has_room(self) -> bool:
@@ -313,8 +310,7 @@ class AsyncConnection:
                 raise exchange.frames.error
         except StorageError as error:
             self._break(error)
-        if self._retired:
-            self._close_if_done()
+        self._close_if_done()
 
     def _take_other(self) -> None:
         """See to what came and ended no request: credits to send, or the worker's goodbye."""
@@ -337,8 +333,8 @@ class AsyncConnection:
                 waiter.finish(cause)
 
     def _close_if_done(self) -> None:
-        is_idle = not (self._exchange.waiting or self._held or self._held_uploads)
-        if self._retired and self._cause is None and is_idle:
+        is_retired = self._retired and self._cause is None
+        if is_retired and not (self._exchange.waiting or self._held or self._held_uploads):
             self.close()
 
     def _expect(self, waiter: AsyncWaiter, limit_ns: int) -> None:
@@ -368,7 +364,7 @@ class AsyncConnection:
                 earliest = min(earliest, waiter.limit_ns)
             elif waiter.id in waiting or waiter.held is not None:
                 self.abandon(waiter)
-                waiter.give_up()
+                waiter.give_up(was_written=self.has_written(waiter))
         if earliest < self._alarm_ns:
             self._set_alarm(earliest)
         self._close_if_done()
@@ -376,9 +372,16 @@ class AsyncConnection:
     def _lose(self, why: str) -> None:
         """The socket takes nothing more; what the worker said before its end is still to be read."""
         self.is_open = False
-        while self._cause is None and self._read():
+        self._hear()
+        if self._cause is None:
+            self._outgoing.stop()
+            self._end_held(cause := gone(why))
+            self.loop.call_later(LAST_WORDS_SECONDS, self._break, cause)
+
+    def _hear(self) -> None:
+        """Hand out the answers that have come."""
+        while self._exchange.waiting and self._read():
             continue
-        self._break(gone(why))
 
     def _break(self, cause: StorageError) -> None:
         """End the connection: every waiter hears of it at once."""
@@ -392,7 +395,6 @@ class AsyncConnection:
         self._outgoing.stop()
         self.loop.remove_reader(self._fd)
         self._sock.close()
-        waiting = self._exchange.waiting
-        while waiting:
+        while waiting := self._exchange.waiting:
             waiting.pop(next(iter(waiting))).finish(cause)
         self._end_held(cause)

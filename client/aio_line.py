@@ -14,7 +14,7 @@ from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.operation import Call
 from .aio_connection import AsyncConnection
 from .aio_dial import AsyncDialer
-from .endings import other_loop
+from .endings import other_loop, result_of
 from .forks import tell_after_fork
 from .retry import Attempts
 from .terms import Terms, seconds_left
@@ -67,7 +67,7 @@ class AsyncLine:
                 wait = attempts.seconds_before_next(error, answered=False)
             else:
                 if type(answer) is Reply:
-                    return call.operation.decode_result(answer.result)
+                    return result_of(call, answer)
                 assert type(answer) is Failure, "an answer is one of the two"
                 attempts = attempts or Attempts(call, terms, self.limits)
                 wait = attempts.seconds_before_next(error_of(answer), answered=True)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from .aio_waiter import AsyncWaiter
 from .outgoing import BUFFER_BYTES, SEND_FLAGS
+from .waiter import ALL_WRITTEN
 
 
 class AsyncOutgoing:
@@ -104,7 +105,8 @@ class AsyncOutgoing:
             self._lose(f"the connection was lost: {error.strerror}")
             return 0
         except BaseException:
-            # A KeyboardInterrupt leaves unknown how much was written.
+            # A KeyboardInterrupt leaves unknown how much was written: it may be all.
+            self.written = ALL_WRITTEN
             self._lose("a write was interrupted")
             raise
         return count

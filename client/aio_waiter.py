@@ -41,8 +41,10 @@ class AsyncWaiter:
         self.answer = answer
         self.wake()
 
-    def give_up(self) -> None:
-        """No answer came in time."""
+    def give_up(self, *, was_written: bool) -> None:
+        """No answer came in time. What was not written by now reaches the worker too late to be begun."""
+        if not was_written:
+            self.end = NOT_WRITTEN
         self.is_late = True
         self.wake()
 

@@ -1,29 +1,30 @@
 """One socket to a worker: many requests in flight, any number of threads, no thread of its own."""
 
-import select
 import socket
 import threading
 import time
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 
 from ..protocol.envelope import Cancel, Credit, Failure, Goodbye, Reply, Welcome, decode_from_worker, encode
-from ..protocol.errors import ForkedClientError, StorageError, WorkerUnavailableError
+from ..protocol.errors import ForkedClientError, StorageError
 from ..protocol.framing import frame
 from ..protocol.limits import READ_BYTES
 from ..protocol.operation import Call
 from .chunks import Upload
-from .endings import gone
+from .endings import LAST_WORDS_SECONDS, gone, lost_by
 from .exchange import Exchange, frame_of, request_of, settled
 from .forks import tell_after_fork
 from .outgoing import BUFFER_BYTES, Outgoing
-from .readership import Readership
-from .terms import NS_PER_MS, Terms
+from .readership import Readership, has_unread, poll_of
+from .terms import NS_PER_MS, NS_PER_SECOND, Terms, milliseconds_left
 from .uploading import send_arguments
 from .waiter import Waiter
 
-_LAST_WORDS_SECONDS: Final = 1.0
-"""How long a writer that met the end of a connection waits for a reader to come to it; the bytes are there."""
+_LAST_WORDS_NS = int(LAST_WORDS_SECONDS * NS_PER_SECOND)
+
+_LEADER_NS = 100 * NS_PER_MS
+"""How long a thread whose time is over waits for the one that leads to read what has come."""
 
 
 class Connection:
@@ -42,7 +43,7 @@ class Connection:
         self.grace_ns = limits.reply_grace_ms * NS_PER_MS
         sock.setblocking(False)
         self._sock = sock
-        self._poll = _poll_of(sock)
+        self._poll = poll_of(sock)
         self._exchange: Exchange[Waiter] = Exchange(limits)
         self._waiting = self._exchange.waiting
         self._cause: StorageError | None = None
@@ -157,6 +158,9 @@ class Connection:
                         lead.release()
                 else:
                     is_late = readers.follow(waiter, limit_ns)
+                    if is_late and limit_ns and has_unread(self._sock):
+                        # The leader has to come to it. Who only asks, at 0, does not wait.
+                        is_late = readers.follow(waiter, time.monotonic_ns() + _LEADER_NS)
                 if is_late:
                     return
         finally:
@@ -167,10 +171,11 @@ class Connection:
 
     def answer_of(self, waiter: Waiter, call: Call[Any]) -> Reply | Failure:
         """The worker's answer after `wait`; raises why there is none, with what is known of the outcome."""
-        answer = waiter.answer
-        if answer is None:
+        # Before it is abandoned, which writes: what was not written by now comes after the deadline.
+        written = waiter.end <= self._outgoing.written
+        if waiter.answer is None:
             self.abandon(waiter)
-        return settled(answer, call, self.limits, written=waiter.end <= self._outgoing.written)
+        return settled(waiter.answer, call, self.limits, written=written)
 
     def abandon(self, waiter: Waiter) -> None:
         """Wait for a request no longer: it is cancelled, and its answer dropped if one still comes."""
@@ -218,8 +223,10 @@ class Connection:
             self.close()
 
     def close(self) -> None:
-        """Say goodbye and close; whoever still waits gets a `WorkerUnavailableError`."""
+        """Say goodbye and close; whoever still waits, and whose answer has not come, gets a `WorkerUnavailableError`."""
         if self._cause is None:
+            if self._waiting and self._readers.lock.acquire(blocking=False):
+                self._hear(to_the_end=False)
             self._post(Goodbye("closed"))
         self._break(gone("the client was closed"))
         self._tidy()
@@ -296,11 +303,11 @@ class Connection:
             # A wait in the receive itself would begin anew after each signal, and with a timer's never end.
             ready = poll(left_ns // NS_PER_MS + 1 if left_ns > 0 else 0)
             waiter.asleep = False
-            if ready:
-                self._read()
+            came = bool(ready) and self._read()
             if waiter.answer is not None:
                 return False
-            if left_ns <= 0:
+            # One read does not take all that has come in time.
+            if left_ns <= 0 and not came:
                 return True
 
     def _read(self) -> bool:
@@ -310,7 +317,7 @@ class Connection:
         except BlockingIOError:
             return False
         except OSError as error:
-            self._break(_lost_by(error))
+            self._break(lost_by(error))
             return False
         exchange = self._exchange
         if not data:
@@ -337,21 +344,30 @@ class Connection:
 
     def _lose(self, error: OSError) -> None:
         """The socket takes nothing more; what the worker said before its end is still read, and then it is over."""
-        cause = _lost_by(error)
+        cause = lost_by(error)
         self.is_open = False
         self._outgoing.is_over = True
-        readers = self._readers
-        leads = readers.leader == threading.get_ident()
+        if self._readers.leader == threading.get_ident():
+            self._hear_out(to_the_end=True)
         # A leader in another thread comes to the end of the bytes as well.
-        if leads or readers.lock.acquire(timeout=_LAST_WORDS_SECONDS):
-            readers.leader = threading.get_ident()
-            try:
-                while self._cause is None and self._read():
-                    continue
-            finally:
-                if not leads:
-                    readers.leave()
+        elif self._readers.lock.acquire(timeout=LAST_WORDS_SECONDS):
+            self._hear(to_the_end=True)
         self._break(cause)
+
+    def _hear(self, *, to_the_end: bool) -> None:
+        """Read as `_hear_out` does, where the lead was just taken for it, and give that up."""
+        self._readers.leader = threading.get_ident()
+        try:
+            self._hear_out(to_the_end=to_the_end)
+        finally:
+            self._readers.leave()
+
+    def _hear_out(self, *, to_the_end: bool) -> None:
+        """Read what is there, or all that comes to the end of the connection; for a bounded time, both."""
+        until_ns = time.monotonic_ns() + _LAST_WORDS_NS
+        while self._cause is None and time.monotonic_ns() < until_ns:
+            if not self._read() and not (to_the_end and has_unread(self._sock, milliseconds_left(until_ns))):
+                return
 
     def _break(self, cause: StorageError) -> None:
         """End the connection: every waiter hears of it at once, and every thread leaves its system call."""
@@ -381,15 +397,3 @@ class Connection:
                 outgoing.leave()
             if not is_free and reading.locked():
                 return
-
-
-def _lost_by(error: OSError) -> WorkerUnavailableError:
-    if error.errno is None:
-        raise error  # not the system's: ours, or raised by a signal's handler
-    return gone(f"the connection was lost: {error.strerror}")
-
-
-def _poll_of(sock: socket.socket) -> Any:
-    poller = select.poll()
-    poller.register(sock, select.POLLIN)
-    return poller.poll

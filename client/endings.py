@@ -1,17 +1,24 @@
 """The errors of requests that the worker did not answer."""
 
-from typing import Any
+from typing import Any, Final, TypeVar
 
+from ..protocol.envelope import Reply
 from ..protocol.errors import (
     DeadlineExceededError,
     InvalidRequestError,
     Outcome,
+    ProtocolError,
     StorageError,
     WorkerUnavailableError,
     bare_error,
 )
 from ..protocol.limits import Limits
 from ..protocol.operation import Call
+
+R = TypeVar("R")
+
+LAST_WORDS_SECONDS: Final = 1.0
+"""How long it is waited for the end of what a worker said that takes nothing more; it is at hand, or close."""
 
 
 def gone(message: str) -> WorkerUnavailableError:
@@ -40,6 +47,23 @@ def late(call: Call[Any], outcome: Outcome, limits: Limits, *, sent: bool) -> De
         outcome=outcome,
         details={"stage": "reply" if sent else "send", "reply_grace_ms": grace_ms},
     )
+
+
+def lost_by(error: OSError) -> WorkerUnavailableError:
+    """Why a connection ended whose socket raised that; raises an error that is not the system's again."""
+    if error.errno is None:
+        raise error  # ours, or raised by a signal's handler
+    return gone(f"the connection was lost: {error.strerror}")
+
+
+def result_of(call: Call[R], reply: Reply) -> R:
+    """The result in an answer; `ProtocolError` where it does not decode, which undoes nothing of a write."""
+    try:
+        return call.operation.decode_result(reply.result)
+    except ProtocolError as error:
+        if call.operation.kind != "control":
+            error.outcome = "committed" if call.operation.kind == "write" else "not_committed"
+        raise
 
 
 def called_inside() -> InvalidRequestError:

@@ -16,6 +16,7 @@ from ..protocol.limits import DEFAULT_LIMITS, Limits
 from ..protocol.operation import Call
 from .connection import Connection
 from .dial import Dialer
+from .endings import result_of
 from .forks import tell_after_fork
 from .retry import Attempts
 from .terms import Terms, seconds_left
@@ -58,7 +59,7 @@ class Line:
                 wait = attempts.seconds_before_next(error, answered=False)
             else:
                 if type(answer) is Reply:
-                    return call.operation.decode_result(answer.result)
+                    return result_of(call, answer)
                 assert type(answer) is Failure, "an answer is one of the two"
                 attempts = attempts or Attempts(call, terms, self.limits)
                 wait = attempts.seconds_before_next(error_of(answer), answered=True)

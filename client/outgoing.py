@@ -13,7 +13,7 @@ from ..protocol.limits import KIB
 from .endings import called_inside
 from .readership import Readership
 from .terms import seconds_left
-from .waiter import Waiter
+from .waiter import ALL_WRITTEN, Waiter
 
 BUFFER_BYTES: Final = 64 * KIB
 """How much requests that are left for later may come to before they are written."""
@@ -86,11 +86,7 @@ class Outgoing:
 
     def write(self, waiter: Waiter, data: bytes) -> bool:
         """Write one frame, where nothing is left of others; whether all of it could be written at once."""
-        try:
-            count = self._send(data, SEND_FLAGS)
-        except BlockingIOError:
-            count = 0
-        self.written += count
+        count = self._sent(data)
         if count == len(data):
             waiter.end = 0
             return True
@@ -154,9 +150,18 @@ class Outgoing:
                 self.leave()
 
     def _write_some(self) -> None:
+        del self.left[: self._sent(self.left)]
+
+    def _sent(self, data: bytes | bytearray) -> int:
+        """How many bytes the system took."""
         try:
-            count = self._send(self.left, SEND_FLAGS)
+            count = self._send(data, SEND_FLAGS)
         except BlockingIOError:
-            return
+            return 0
+        except BaseException as error:
+            if not isinstance(error, OSError) or error.errno is None:
+                # An interrupt, or what a signal's handler raised, leaves unknown how many: it may be all.
+                self.written = ALL_WRITTEN
+            raise
         self.written += count
-        del self.left[:count]
+        return count

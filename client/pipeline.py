@@ -115,10 +115,21 @@ class PipelineFuture(Waiter, Generic[R]):
         return self._end
 
     def abandon(self) -> None:
-        """Cancel the call."""
-        if self._end is None:
+        """Cancel the call, unless its answer has come."""
+        if self._end is not None:
+            return
+        connection = self._sent_on()
+        if self.answer is None:
+            connection.wait(self, 0)
+        if self.answer is None:
+            connection.abandon(self)
+        if self.answer is None:
             self._end = CallEnd(error=left_early("unknown"))
-            self._sent_on().abandon(self)
+        elif self.is_lost:
+            try:
+                connection.answer_of(self, self._call)
+            except StorageError as error:
+                self._end = CallEnd(error=error)
 
     def _sent_again(self, why: StorageError) -> CallEnd[R]:
         try:

@@ -12,6 +12,7 @@ from ..protocol.errors import (
 )
 from ..protocol.limits import Limits
 from ..protocol.operation import Call
+from .endings import result_of
 
 R = TypeVar("R")
 
@@ -35,7 +36,7 @@ class CallEnd(Generic[R]):
         if isinstance(answer, Failure):
             return cls(error=error_of(answer))
         try:
-            return cls(call.operation.decode_result(answer.result))
+            return cls(result_of(call, answer))
         except StorageError as error:
             return cls(error=error)
 

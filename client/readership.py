@@ -10,6 +10,7 @@ import select
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
@@ -117,6 +118,23 @@ class Readership:
         """Close what was opened, when nobody reads or writes any more."""
         for end in self._bell or ():
             end.close()
+
+
+def poll_of(sock: socket.socket) -> Callable[[int], object]:
+    """What waits some milliseconds until there is something to read, as one thread at a time may; true then."""
+    poller = select.poll()
+    poller.register(sock, select.POLLIN)
+    return poller.poll
+
+
+def has_unread(sock: socket.socket, timeout_ms: int = 0) -> bool:
+    """Whether there is something to read, or the end, within that time; false where it is closed already."""
+    descriptor = sock.fileno()
+    if descriptor < 0:
+        return False
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(timeout_ms))
 
 
 def _make_bell() -> tuple[socket.socket, socket.socket]:

@@ -150,6 +150,9 @@ class InteractiveTransaction:
             except StorageError:
                 raise error from None
             state.looked_up(known, error)
+        except BaseException as error:
+            state.doubt(error)
+            raise
         else:
             state.ended_by = "committed"
 

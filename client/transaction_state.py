@@ -6,6 +6,7 @@ from ..protocol.envelope import Failure, Reply, error_of
 from ..protocol.errors import (
     InvalidRequestError,
     Outcome,
+    StorageError,
     TransactionExpiredError,
     WorkerUnavailableError,
 )
@@ -37,6 +38,7 @@ class TransactionState:
         self.key = request_key
         self.number = 0
         self.ended_by = ""
+        self._in_doubt = False
         self._savepoints = 0
 
     @property
@@ -51,7 +53,9 @@ class TransactionState:
 
     def over(self) -> TransactionExpiredError:
         """The error that says how it ended."""
-        outcome: Outcome = "committed" if self.ended_by == "committed" else "not_committed"
+        outcome: Outcome = "unknown" if self._in_doubt else "not_committed"
+        if self.ended_by == "committed":
+            outcome = "committed"
         return TransactionExpiredError(
             f"the interactive transaction was {self.ended_by}; begin a new one", outcome=outcome
         )
@@ -65,24 +69,33 @@ class TransactionState:
     def result_of(self, call: Call[R], answer: Reply | Failure) -> R:
         """The result of a call inside it; raises the call's error, and notes where that ended it."""
         if isinstance(answer, Reply):
+            self._in_doubt = False  # it was still open, or this commits it
             return call.operation.decode_result(answer.result)
         error = error_of(answer)
         if isinstance(error, TransactionExpiredError) or error.details.get("transaction_ended"):
             self.ended_by = "ended by the worker"
+            if self._in_doubt:
+                error.outcome = "unknown"
         raise error
+
+    def doubt(self, error: BaseException) -> None:
+        """Note how its commit failed: where nobody knows whether it took effect, no later error may deny it."""
+        if not isinstance(error, StorageError) or error.outcome == "unknown":
+            self._in_doubt = True
 
     def lost(self, error: WorkerUnavailableError) -> NoReturn:
         """Raise what a call ends with that was no commit and met that error."""
         if "sent" not in error.details:
             raise error
-        self.ended_by = "rolled back when its connection was lost"
+        self._end_by_loss()
         raise self.over() from error
 
     def lost_commit(self, error: WorkerUnavailableError, request_key: str | None) -> str:
-        """The request key to look up after a commit whose connection was lost; raises where there is none."""
-        if "sent" not in error.details:
+        """The request key to look up after a commit whose worker was lost; raises where there is none."""
+        if "sent" not in error.details and error.outcome != "unknown":
             raise error
-        self.ended_by = "rolled back when its connection was lost"
+        self.doubt(error)
+        self._end_by_loss()
         if error.outcome == "not_committed":
             raise self.over() from error
         if request_key is None:
@@ -91,9 +104,15 @@ class TransactionState:
 
     def looked_up(self, known: KnownOutcome, error: WorkerUnavailableError) -> None:
         """Take what became of that commit; raises where it did not take effect."""
+        self._in_doubt = False
         if not known.committed:
+            self._end_by_loss()
             raise self.over() from error
         self.ended_by = "committed"
+
+    def _end_by_loss(self) -> None:
+        self.ended_by = "in its commit" if self._in_doubt else "rolled back"
+        self.ended_by += " when its connection was lost"
 
     def next_savepoint(self) -> str:
         """A name that no other savepoint of it has."""

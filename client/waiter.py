@@ -14,6 +14,9 @@ Answer = Reply | Failure | StorageError
 
 NOT_WRITTEN: Final = sys.maxsize
 
+ALL_WRITTEN: Final = NOT_WRITTEN - 1
+"""As many bytes as every request took that has its place among them: what is counted where nobody knows."""
+
 
 class Waiter:
     """One request in flight; one thread at a time waits for it.

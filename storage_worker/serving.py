@@ -7,9 +7,13 @@ so that refusals, deadlines, status and cancels are answered meanwhile.
 
 import logging
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from selectors import EVENT_READ
+from typing import NoReturn
 
 from . import exits
 from .admission import NEVER_NS
@@ -17,6 +21,7 @@ from .background import Background
 from .checkpoints import Checkpoints
 from .intake import Intake
 from .peer import Job
+from .protocol.errors import WorkerUnavailableError
 from .protocol.limits import Limits
 from .readers import Readers
 from .watch import FatalError
@@ -31,6 +36,9 @@ HUNG_LOOK_NS = 250 * NS
 
 BACKGROUND_LOOK_NS = NS
 """How often it is looked whether background work is due while somebody waits for an answer."""
+
+PARTING_NS = 100 * NS
+"""How long what clients sent before a worker's end is refused; it is what their pipes hold."""
 
 OVERDUE_NS = 500 * NS
 """How long beyond the grace of a stop something that cannot be interrupted may go on."""
@@ -93,7 +101,7 @@ class Serving:
                     # Before the answers: whoever reads one must not ask this worker again.
                     intake.drain(f"it ended: {fatal}")
                     intake.deliver([*done, *fatal.done])
-                    intake.fail_all(f"the worker ended: {fatal}")
+                    self._part(f"the worker ended: {fatal}")
                 raise
             finally:
                 self._leave()
@@ -115,8 +123,27 @@ class Serving:
         if now_ns < self.stop_by_ns and self._is_in_flight():
             return False
         intake.deliver(self.background.abandon())
-        intake.fail_all(f"the worker stopped: {intake.draining}")
+        self._part(f"the worker stopped: {intake.draining}")
         return True
+
+    def _part(self, why: str) -> None:
+        """Answer what is in flight, and refuse what clients have sent since; from now on they can send nothing.
+
+        What a worker leaves unread its client cannot tell from what was carried out.
+        """
+        intake = self.intake
+        intake.drain(why)
+        intake.fail_all(why)
+        peers = intake.pipes.peers
+        for peer in list(peers.values()):
+            intake.transfers.break_off(peer, WorkerUnavailableError(why))
+            with suppress(OSError):  # the client is gone
+                peer.socket.shutdown(socket.SHUT_RD)
+        intake.pipes.flush()
+        until_ns = time.monotonic_ns() + PARTING_NS
+        # One that leaves its answers unread is not read either.
+        while any(peer.events & EVENT_READ for peer in peers.values()) and time.monotonic_ns() < until_ns:
+            intake.turn(0)
 
     def _is_in_flight(self) -> bool:
         return bool(self.intake.admission.requests) or self.intake.pipes.has_unread
@@ -273,7 +300,7 @@ class Serving:
             job = watch.job
             if watch.own_end_ns and now_ns > watch.own_end_ns + overrun_ns:
                 log.critical("background work did not return: the worker ends")
-                os._exit(exits.HUNG)
+                self._leave_hung("background work")
             if job is not None and now_ns > job.deadline_ns + overrun_ns:
                 log.critical(
                     "%s of client %r (pid %d) did not return %d ms after its deadline: the worker ends",
@@ -282,7 +309,13 @@ class Serving:
                     job.peer.pid,
                     self._limits.handler_overrun_ms_max,
                 )
-                os._exit(exits.HUNG)
+                self._leave_hung(job.served.name)
+
+    def _leave_hung(self, what: str) -> NoReturn:
+        try:
+            self._part(f"the worker ended: {what} did not return")
+        finally:
+            os._exit(exits.HUNG)
 
     def _check_overdue(self, now_ns: int) -> None:
         """End a worker that is to stop, although the serving thread does not come back from what it runs."""
@@ -290,9 +323,11 @@ class Serving:
             return
         job = self.writer.watch.job
         log.critical("%s goes on beyond the end of the worker", "a step" if job is None else job.served.name)
-        self.intake.fail_all(f"the worker stopped: {self.intake.draining}")
-        self.leave_place()
-        os._exit(self.exit_status or exits.HUNG)
+        try:
+            self._part(f"the worker stopped: {self.intake.draining}")
+            self.leave_place()
+        finally:
+            os._exit(self.exit_status or exits.HUNG)
 
     def end(self) -> None:
         """Let the deputy end."""

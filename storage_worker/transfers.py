@@ -246,6 +246,11 @@ class Transfers:
         self.spools.status.downloads -= 1
         return download
 
+    def break_off(self, peer: Peer, error: StorageError) -> None:
+        """Tell a client that no more of its results comes, each with what became of the request that had it."""
+        for request_id in list(peer.downloads):
+            self._break_off(peer, request_id, error)
+
     def forget(self, peer: Peer) -> None:
         """A connection was closed: nothing more goes or comes."""
         for request_id in list(peer.downloads):

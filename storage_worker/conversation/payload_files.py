@@ -6,6 +6,7 @@ removed. Everything under a name in `objects/` was synced and its content checke
 
 import errno
 import hashlib
+import operator
 import os
 import re
 import stat
@@ -175,7 +176,11 @@ def read_whole(descriptor: int, ref: PayloadRef) -> bytes:
 
 def range_bytes(ref: PayloadRef, offset: int, length: int) -> int:
     """How many bytes a range has; `InvalidRequestError` where offset and length are no integers of at least 0 and 1."""
-    if not (isinstance(offset, int) and isinstance(length, int)) or offset < 0 or length < 1:
+    try:
+        is_range = operator.index(offset) >= 0 and operator.index(length) >= 1
+    except TypeError:
+        is_range = False
+    if not is_range:
         raise InvalidRequestError(
             f"a range from {offset!r} of {length!r} bytes; it begins at 0 or later and takes at least 1 byte"
         )

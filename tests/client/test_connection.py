@@ -5,12 +5,15 @@ import random
 import resource
 import select
 import signal
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from storage_worker.protocol.envelope import Goodbye, OutgoingReply, Request
+from storage_worker.client.waiter import Waiter
+from storage_worker.protocol.envelope import Goodbye, OutgoingReply, Reply, Request
 from storage_worker.protocol.errors import (
     DeadlineExceededError,
     InvalidRequestError,
@@ -19,7 +22,7 @@ from storage_worker.protocol.errors import (
     StorageError,
     WorkerUnavailableError,
 )
-from storage_worker.protocol.limits import DEFAULT_LIMITS
+from storage_worker.protocol.limits import DEFAULT_LIMITS, READ_BYTES
 from storage_worker.protocol.statements import Rows
 from tests.client.fake import (
     NOTHING,
@@ -336,6 +339,107 @@ def test_what_the_worker_said_before_its_end_is_heard_after_a_write_met_it(worke
         with pytest.raises(WorkerUnavailableError) as caught:
             futures[2].result()
         assert caught.value.outcome == "unknown"
+
+
+def test_a_worker_that_reads_no_more_is_heard_to_its_end(worker: FakeWorker) -> None:
+    """It takes nothing more, but has not said its last word yet when a write meets that."""
+    worker.answer = nothing
+    client, peer = worker.both()
+    connection = client._line.connected(2**63)
+    with client.pipeline() as pipeline, Calls() as calls:
+        future = pipeline.execute("insert into t values (?)", (1,))
+        connection.flush(2**63)
+        request = peer.next()
+        with peer.socket.dup() as mouth:
+            mouth.shutdown(socket.SHUT_RD)
+            worker.answer = echo
+            another = calls.start(client.query, "select ?", (7,))
+            until(lambda: not connection.is_open)
+            mouth.sendall(frame_of(OutgoingReply(request.id, row(5))))
+            peer.join()
+        assert another.get().scalar() == 7
+        assert future.result().scalar() == 5
+
+
+def test_all_that_has_come_by_the_end_of_a_call_is_looked_at(worker: FakeWorker) -> None:
+    """An answer behind more than one read of others' answers came in time."""
+    worker.answer = nothing
+    client, peer = worker.both()
+    connection = client._line.connected(2**63)
+    pipeline = client.pipeline()
+    futures = [pipeline.execute("insert into t values (?)", (n,)) for n in range(2)]
+    connection.flush(2**63)
+    first, second = peer.next(), peer.next()
+    peer.reply(first.id, row(b"y" * READ_BYTES))
+    peer.reply(second.id, row(2))
+    connection.wait(futures[1], 1)
+    assert isinstance(futures[1].answer, Reply)
+
+
+def test_a_follower_whose_time_is_over_waits_for_what_the_leader_is_about_to_read(worker: FakeWorker) -> None:
+    worker.answer = nothing
+    client, peer = worker.both()
+    connection = client._line.connected(2**63)
+    future = client.pipeline().execute("insert into t values (?)", (1,))
+    connection.flush(2**63)
+    readers = connection._readers
+    assert readers.lock.acquire(blocking=False)
+    peer.reply(peer.next().id, row(1))
+    with Calls() as calls:
+        waiting = calls.start(connection.wait, future, 1)
+        until(lambda: bool(readers.followers) or waiting.is_there())
+        readers.leave()
+        waiting.get()
+    assert isinstance(future.answer, Reply)
+
+
+def test_an_answer_at_the_last_moment_counts(worker: FakeWorker, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker.answer = nothing
+    client, peer = worker.both()
+    connection = client._line.connected(2**63)
+    pipeline = client.pipeline()
+    future = pipeline.execute("insert into t values (?)", (1,), timeout=SHORT_S)
+    connection.flush(2**63)
+    request = peer.next()
+    abandon = connection.abandon
+
+    def abandon_late(waiter: Waiter) -> None:
+        peer.reply(request.id, row(1))
+        connection.wait(waiter, time.monotonic_ns() + int(PATIENCE_S * 1e9))
+        abandon(waiter)
+
+    monkeypatch.setattr(connection, "abandon", abandon_late)
+    assert future.result().scalar() == 1
+
+
+def test_what_was_not_written_by_its_deadline_is_certain_although_it_is_written_then(
+    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.answer = nothing
+    client, _ = worker.both()
+    connection = client._line.connected(2**63)
+    pipeline = client.pipeline()
+    future = pipeline.execute("insert into t values (?)", (1,), timeout=SHORT_S)
+    # To say that it is not wanted any more takes the bytes before that along.
+    monkeypatch.setattr(connection, "flush", lambda _deadline_ns: None)
+    with pytest.raises(DeadlineExceededError) as caught:
+        future.result()
+    assert caught.value.outcome == "not_committed"
+    assert caught.value.details["stage"] == "send"
+
+
+def test_closing_a_client_hears_what_has_come(worker: FakeWorker) -> None:
+    worker.answer = nothing
+    client, peer = worker.both()
+    pipeline = client.pipeline()
+    futures = [pipeline.execute("insert into t values (?)", (n,)) for n in range(2)]
+    client._line.connected(2**63).flush(2**63)
+    peer.reply(peer.next().id, row(1))
+    client.close()
+    assert futures[0].result().scalar() == 1
+    with pytest.raises(WorkerUnavailableError) as caught:
+        futures[1].result()
+    assert caught.value.outcome == "unknown"
 
 
 def test_draining_moves_new_calls_to_another_connection(worker: FakeWorker) -> None:

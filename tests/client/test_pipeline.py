@@ -14,6 +14,7 @@ from storage_worker.protocol.errors import (
     InvalidRequestError,
     OperationFailedError,
     OverloadedError,
+    ProtocolError,
     RequestCancelledError,
     WorkerUnavailableError,
 )
@@ -229,6 +230,68 @@ def test_a_programs_end_does_not_wait(worker: FakeWorker) -> None:
     with pytest.raises(RequestCancelledError) as caught:
         futures[0].result()
     assert caught.value.outcome == "unknown"
+
+
+def test_answers_that_have_come_are_told_although_the_block_was_interrupted(worker: FakeWorker) -> None:
+    worker.answer = nothing
+    client, peer = worker.both()
+    connection = client._line.connected(2**63)
+    futures: list[PipelineFuture[Rows]] = []
+
+    def end(future: PipelineFuture[Rows]) -> None:
+        if len(futures) == 3:
+            connection.flush(2**63)
+            requests = [peer.next() for _ in futures]
+            for request in requests[:2]:
+                peer.reply(request.id, echo(peer, request))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        insert_into(futures, client, 3, then=end)
+    assert [future.result().scalar() for future in futures[:2]] == [0, 1]
+    with pytest.raises(RequestCancelledError) as caught:
+        futures[2].result()
+    assert caught.value.outcome == "unknown"
+
+
+def test_after_an_interrupted_write_nobody_is_told_that_nothing_was_sent(worker: FakeWorker) -> None:
+    """The signal comes after the system took the bytes, and before the client has counted them."""
+    recorder = worker.answer = Recorder()
+    client, _ = worker.both()
+    outgoing = client._line.connected(2**63)._outgoing
+    send = outgoing._send
+
+    def send_and_interrupt(data: Any, flags: int, /) -> int:
+        send(data, flags)
+        outgoing._send = send
+        raise KeyboardInterrupt
+
+    pipeline = client.pipeline()
+    futures = [pipeline.execute("insert", (n,)) for n in range(2)]
+    outgoing._send = send_and_interrupt  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        futures[0].flush()
+    for future in futures:
+        with pytest.raises(WorkerUnavailableError) as caught:
+            future.result()
+        assert caught.value.outcome == "unknown"
+        assert caught.value.details["sent"] is True
+    assert client.query("select ?", (7,)).scalar() == 7
+    worker.kill()
+    assert sorted(recorder.values) == [0, 1, 7]
+
+
+def test_a_result_that_does_not_decode_leaves_its_write_committed(worker: FakeWorker) -> None:
+    worker.answer = lambda _peer, _request: "no rows"
+    client = worker.client()
+    for ask, outcome in ((client.execute, "committed"), (client.query, "not_committed")):
+        with pytest.raises(ProtocolError) as caught:
+            ask("x")
+        assert caught.value.outcome == outcome
+    pipeline = client.pipeline()
+    with pytest.raises(ProtocolError) as caught:
+        pipeline.execute("x").result()
+    assert caught.value.outcome == "committed"
 
 
 def test_a_bad_value_is_refused_and_the_pipeline_goes_on(worker: FakeWorker) -> None:

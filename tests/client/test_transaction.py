@@ -253,6 +253,60 @@ def test_a_lost_commit_with_a_key_is_looked_up(worker: FakeWorker) -> None:
     assert lost.value.outcome == "unknown"
 
 
+def test_a_commit_that_the_ending_worker_leaves_open_is_looked_up(worker: FakeWorker) -> None:
+    """The worker's own word that it does not know is no better than its loss."""
+
+    class Ending(LosingCommit):
+        def __call__(self, peer: Peer, request: Request) -> object:
+            if request.operation == "sql.commit":
+                return WorkerUnavailableError("it ended in the middle", outcome="unknown")
+            return super().__call__(peer, request)
+
+    worker.answer = Ending(KnownOutcome("committed"))
+    client = worker.client()
+    use(client, insert, request_key="k")
+    with pytest.raises(WorkerUnavailableError) as caught:
+        use(client, insert)
+    assert caught.value.outcome == "unknown"
+
+
+def lost_commit(_client: Client, _worker: FakeWorker) -> type[StorageError]:
+    return WorkerUnavailableError
+
+
+def late_commit(_client: Client, worker: FakeWorker) -> type[StorageError]:
+    answers = worker.answer
+
+    def silent(peer: Peer, request: Request) -> object:
+        answer = answers(peer, request)
+        return NOTHING if request.operation == "sql.commit" else answer
+
+    worker.answer = silent
+    return DeadlineExceededError
+
+
+@pytest.mark.parametrize("how", [lost_commit, late_commit])
+def test_what_comes_after_a_commit_in_doubt_does_not_deny_it(
+    worker: FakeWorker, how: Callable[[Client, FakeWorker], type[StorageError]]
+) -> None:
+    worker.answer = LosingCommit(KnownOutcome("committed")) if how is lost_commit else Transactions()
+    client = worker.client()
+    expected = how(client, worker)
+
+    def body(transaction: InteractiveTransaction) -> None:
+        insert(transaction)
+        with pytest.raises(expected) as caught:
+            transaction.commit(timeout=SHORT_S if how is late_commit else None)
+        assert caught.value.outcome == "unknown"
+        with pytest.raises(TransactionExpiredError) as expired:
+            insert(transaction)
+        assert expired.value.outcome == "unknown"
+
+    with pytest.raises(TransactionExpiredError) as caught:
+        use(client, body)
+    assert caught.value.outcome == "unknown"
+
+
 # One client and many threads
 
 

@@ -2,8 +2,10 @@
 
 import asyncio
 import random
+import socket
 import threading
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -31,7 +33,7 @@ from tests.client.fake import (
 )
 from tests.client.test_connection import GARBAGE
 from tests.client_async.conftest import Run
-from tests.client_async.peers import Near, away, both_of, client_of, row, turns, until
+from tests.client_async.peers import Near, answered, away, both_of, client_of, row, turns, until
 
 SHORT_S = 0.05
 
@@ -151,17 +153,25 @@ def test_the_workers_final_word_beyond_the_deadline_is_waited_for(run: Run[None]
     run(main())
 
 
+def end_time(near: Near) -> None:
+    """Let the time of all calls in flight be over, and the loop look at its timers before its sockets."""
+    connection = near.client._line._connection
+    assert connection is not None
+    for waiter in connection._exchange.waiting.values():
+        waiter.limit_ns = 1
+    connection._ring()
+
+
 def test_an_answer_that_came_while_the_loop_was_busy_is_taken(run: Run[None]) -> None:
     """Whatever the loop looks at first when it is free again, its timers or its sockets."""
 
     async def main() -> None:
         async with Near() as near:
             await near.client.connect()
-            task = asyncio.create_task(near.client.execute("insert", (1,), timeout=SHORT_S))
+            task = asyncio.create_task(near.client.execute("insert", (1,)))
             await until(lambda: len(near.peer.requests) == 1)
             near.peer.echo(near.peer.requests[0])
-            # The host's own work.
-            threading.Event().wait(SHORT_S + 0.2)
+            end_time(near)
             assert (await task).scalar() == 1
 
     run(main())
@@ -240,6 +250,74 @@ def test_answers_that_came_before_a_failed_write_still_count(run: Run[None]) -> 
     run(main())
 
 
+def test_a_worker_that_reads_no_more_is_heard_to_its_end(run: Run[None]) -> None:
+    """It takes nothing more, but has not said its last word yet when a write meets that."""
+
+    async def main() -> None:
+        async with Near() as near:
+            first = asyncio.create_task(near.client.execute("insert", (1,), retries=0))
+            await until(lambda: bool(near.dialer.peers) and len(near.peer.requests) == 1)
+            request, peer = near.peer.requests[0], near.peer
+            peer.socket.shutdown(socket.SHUT_RD)
+            connection = near.client._line._connection
+            assert connection is not None
+            second = asyncio.create_task(near.client.execute("insert", (2,)))
+            await until(lambda: not connection.is_open)
+            peer.echo(request)
+            peer.socket.close()
+            assert (await first).scalar() == 1
+            # That one was never sent, and goes to the next connection.
+            await until(lambda: near.peer is not peer and answered(near.peer, 2))
+            assert (await second).scalar() == 2
+
+    run(main())
+
+
+def test_after_an_interrupted_write_nobody_is_told_that_nothing_was_sent(run: Run[None]) -> None:
+    """The signal comes after the system took the bytes, and before the client has counted them."""
+
+    async def main() -> None:
+        async with Near() as near:
+            await near.client.connect()
+            connection = near.client._line._connection
+            assert connection is not None
+            outgoing = connection._outgoing
+            send = outgoing._send
+
+            def send_and_interrupt(data: Any, flags: int, /) -> int:
+                send(data, flags)
+                outgoing._send = send
+                raise KeyboardInterrupt
+
+            pipeline = near.client.pipeline()
+            future = await pipeline.execute("insert", (1,))
+            outgoing._send = send_and_interrupt  # type: ignore[assignment]
+            with pytest.raises(KeyboardInterrupt):
+                connection.flush()
+            near.peer.socket.close()
+            with pytest.raises(WorkerUnavailableError) as caught:
+                await future
+            assert caught.value.outcome == "unknown"
+            assert len(near.dialer.peers) == 1
+
+    run(main())
+
+
+def test_closing_hears_what_has_come(run: Run[None]) -> None:
+    async def main() -> None:
+        async with Near() as near:
+            tasks = [asyncio.create_task(near.client.execute("insert", (n,))) for n in range(2)]
+            await until(lambda: bool(near.dialer.peers) and len(near.peer.requests) == 2)
+            near.peer.echo(near.peer.requests[0])
+            await near.client.close()
+            assert (await tasks[0]).scalar() == 0
+            with pytest.raises(WorkerUnavailableError) as caught:
+                await tasks[1]
+            assert caught.value.outcome == "unknown"
+
+    run(main())
+
+
 def test_a_failure_of_the_connection_reaches_all(run: Run[None]) -> None:
     async def main() -> None:
         async with Near() as near:
@@ -296,9 +374,7 @@ def test_a_request_that_was_written_in_part_was_not_committed(run: Run[None]) ->
     async def main() -> None:
         async with Near() as near:
             await near.client.connect()
-            calls = (
-                near.client.execute("insert", (b"y" * 900_000,), timeout=0.3, retries=0) for _ in range(2)
-            )
+            calls = (near.client.execute("insert", (b"y" * 900_000,), retries=0) for _ in range(2))
             tasks = [asyncio.create_task(call) for call in calls]
             left = 1_000_000
             while left:
@@ -307,6 +383,7 @@ def test_a_request_that_was_written_in_part_was_not_committed(run: Run[None]) ->
                     data = near.peer.socket.recv(left)
                     near.peer.frames.feed(data)
                     left -= len(data)
+            end_time(near)
             outcomes = []
             for task in tasks:
                 with pytest.raises(DeadlineExceededError) as caught:

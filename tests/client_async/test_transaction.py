@@ -19,7 +19,7 @@ from storage_worker.protocol.errors import (
 )
 from storage_worker.protocol.operation import Operation
 from storage_worker.protocol.statements import KnownOutcome, Rows, Statement
-from tests.client.fake import FakeWorker, Peer, Transactions, echo, nothing, number
+from tests.client.fake import NOTHING, FakeWorker, Peer, Transactions, echo, nothing, number
 from tests.client.test_transaction import LosingCommit
 from tests.client_async.conftest import Run
 from tests.client_async.peers import Near, NearPeer, away, both_of, client_of, row, turns, until
@@ -237,6 +237,33 @@ def test_a_lost_commit_is_looked_up_by_its_key(run: Run[None], worker: FakeWorke
             with pytest.raises(WorkerUnavailableError) as caught:
                 await use(client, insert, request_key="k")
             assert caught.value.outcome == "unknown"
+
+    run(main())
+
+
+def test_a_cancelled_commit_is_not_denied_by_what_comes_after(
+    run: Run[None], worker: FakeWorker, transactions: Transactions
+) -> None:
+    def silent(peer: Peer, request: Request) -> object:
+        answer = transactions(peer, request)
+        return NOTHING if names(transactions).count("commit") == 1 else answer
+
+    async def main() -> None:
+        async with client_of(worker) as client:
+
+            async def body(transaction: AsyncInteractiveTransaction) -> None:
+                await insert(transaction)
+                worker.answer = silent
+                task = asyncio.create_task(transaction.commit())
+                await until(lambda: "commit" in names(transactions))
+                task.cancel()
+                await asyncio.wait([task])
+                assert task.cancelled()
+
+            with pytest.raises(TransactionExpiredError) as caught:
+                await use(client, body)
+            assert caught.value.outcome == "unknown"
+            assert names(transactions).count("commit") == 2
 
     run(main())
 

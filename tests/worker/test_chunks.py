@@ -22,6 +22,7 @@ from storage_worker.protocol.envelope import (
     Cancel,
     Chunk,
     Credit,
+    Failure,
     FromWorker,
     Reply,
     encode,
@@ -435,9 +436,24 @@ def test_a_stopping_worker_sends_what_it_has(worker: RunningWorker) -> None:
     while not isinstance(envelope := client.receive(), Reply):
         if isinstance(envelope, Chunk):
             data += len(envelope.part)
-            with contextlib.suppress(BrokenPipeError):  # it has said all, and gone
+            with contextlib.suppress(ConnectionError):  # it has said all, and gone
                 client.send(Credit(large, 1))
     assert data > 4_000_000
+
+
+def test_a_worker_at_its_end_says_what_became_of_a_result_that_it_cannot_send(
+    start_worker: StartWorker,
+) -> None:
+    worker = start_worker(**SMALL, stop_grace_ms=50)
+    client = worker.connect()
+    client.execute(TABLE)
+    insert = client.ask(EXECUTE, Statement(f"{INSERT} returning zeroblob(3000000)", [1]), result_bytes=MOST)
+    for _ in range(client_limits(client).chunks_ahead_max):
+        assert isinstance(client.receive(), Chunk)
+    os.kill(worker.record.pid, signal.SIGTERM)
+    answer = client.answer(insert)
+    assert isinstance(answer, Failure)
+    assert answer.outcome == "committed"
 
 
 # Bounds

@@ -20,8 +20,9 @@ from storage_worker import exits
 from storage_worker.address import socket_path
 from storage_worker.ownership import is_owned, read_record
 from storage_worker.processes import pidfd_of
-from storage_worker.protocol.envelope import Failure, Goodbye, Reply, error_of
+from storage_worker.protocol.envelope import Failure, Goodbye, OutgoingRequest, Reply, encode, error_of
 from storage_worker.protocol.errors import NotPermittedError, StorageError, WorkerUnavailableError
+from storage_worker.protocol.framing import frame
 from storage_worker.protocol.limits import KIB
 from storage_worker.protocol.statements import (
     BEGIN,
@@ -176,6 +177,30 @@ def test_replies_that_were_not_read_yet_are_delivered_first(start_worker: StartW
     replies = [each for each in rest_of(client) if isinstance(each, Reply)]
     assert len(replies) == 20
     assert ended(worker) == 0
+
+
+def test_what_it_has_not_read_by_its_end_is_refused(start_worker: StartWorker) -> None:
+    """More than one read of requests lies in a client's pipe when the worker has nothing left to do."""
+    worker = start_worker()
+    client = worker.connect()
+    with RawClient(worker.address, role="admin") as admin:
+        worker.child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, worker.record.pid, os.WSTOPPED)
+        admin.ask(STOP, Nothing())
+        requests = [
+            OutgoingRequest(number, EXECUTE.name, 0, 0, None, 0, 0, Statement("select 1", ["x" * KIB]))
+            for number in range(1, 121)
+        ]
+        client.send_bytes(b"".join(frame(encode(request)) for request in requests))
+        worker.child.send_signal(signal.SIGCONT)
+        answers = [envelope for envelope in rest_of(client) if not isinstance(envelope, Goodbye)]
+    assert [answer.id for answer in answers] == [request.id for request in requests]
+    for answer in answers:
+        assert isinstance(answer, Failure)
+        assert isinstance(error_of(answer), WorkerUnavailableError)
+        assert answer.outcome == "not_committed"
+    assert ended(worker) == exits.STOPPED
+    is_tidy(worker)
 
 
 def test_an_open_interactive_transaction_is_rolled_back_for_those_who_wait(gated: RunningWorker) -> None:
@@ -478,10 +503,27 @@ def test_a_handler_that_never_returns_ends_the_worker(
         gate.wait()
     assert ended(worker) == exits.HUNG
     assert f"{operation.name} of client 'guilty'" in worker.log()
-    # Everybody sees it at once.
-    assert rest_of(other) == []
+    # Everybody is told at once.
+    (goodbye,) = rest_of(other)
+    assert isinstance(goodbye, Goodbye)
     again = start_worker(stores=[STORE])
     assert again.connect().query("select count(*) from t").scalar() == 0
+
+
+def test_who_waits_behind_a_hung_handler_hears_that_nothing_was_done(
+    start_worker: StartWorker, gate: Gate
+) -> None:
+    worker = start_worker(stores=[STORE], handler_overrun_ms_max=100)
+    client, other = worker.connect(), worker.connect()
+    other.execute("create table t(a)")
+    # Long enough for the other one to come.
+    hung = client.ask(write.name, [gate.path], seconds=1)
+    gate.wait()
+    error = failure(other, other.ask(EXECUTE, INSERT))
+    assert isinstance(error, WorkerUnavailableError)
+    assert error.outcome == "not_committed"
+    assert failure(client, hung).outcome == "unknown"
+    assert ended(worker) == exits.HUNG
 
 
 def test_a_quick_read_that_never_returns_ends_the_worker(start_worker: StartWorker, gate: Gate) -> None:
