@@ -25,6 +25,7 @@ from .cli_output import (
     print_result,
     tidy_ending,
     typed_errors,
+    written_out,
 )
 from .client.client import Client
 from .client.terms import deadline_after, seconds_left
@@ -111,7 +112,8 @@ def import_(
     they are; an event of an export without an id of its own is known again by its place in its session. Exit status 1
     where something could not be read; all else is imported.
     """
-    with typed_errors(json=json, writes=True):
+    # The bar hides the cursor, which has to be shown again in whatever way this ends.
+    with typed_errors(json=json, writes=True), tidy_ending():
         summary = _import_with_progress(path, sources, processes)
     print_result(lambda: import_view(summary), lambda: _summary_plain(summary), json=json)
     if summary.problem_count or summary.failures:
@@ -162,19 +164,22 @@ def export(
     """Write a session, a room or everything as JSON lines, payloads included; `import` takes them back.
 
     FILE is there whole or stays as it was. Its last line says how many events there are. Exit status 1 where a payload
-    cannot be read: then the export has everything else. Compare two exports without stream_id and the numbers of
-    messages, which each database gives itself.
+    cannot be read: then the export has everything else, and is FILE.incomplete where there is a FILE already. Compare
+    two exports without stream_id and the numbers of messages, which each database gives itself.
     """
     if session is not None and room is not None:
         raise typer.BadParameter("name a session or a room, not both")
     stderr = Console(stderr=True)
     missing = 0
 
+    def say(text: str) -> None:
+        stderr.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+
     def tell(problem: Problem) -> None:
         # At once: what was found must be told also where the export cannot go on.
         nonlocal missing
         missing += 1
-        stderr.print(printable(str(problem)), markup=False, highlight=False, soft_wrap=True)
+        say(str(problem))
 
     with typed_errors(json=False), tidy_ending(), _reader(path, call_timeout) as reader:
         found = None if session is None else _session_id(reader, session)
@@ -184,7 +189,9 @@ def export(
         if is_out:
             write_out(lines, sys.stdout.buffer)
         else:
-            write_lines(lines, name, str(path))
+            written = write_lines(lines, name, str(path), is_whole=lambda: not missing)
+            if written != name:
+                say(f"{name} stays as it was; what could be exported is in {written}")
     if missing:
         raise typer.Exit(EXIT_FINDINGS)
 
@@ -257,9 +264,11 @@ def show(
             return
         out = console()
         for view in conversation_view(page.items, _text_reader(reader) if full else None):
-            out.print(view)
+            with written_out():
+                out.print(view)
         if page.more:
-            out.print(_more(page), style="dim")
+            with written_out():
+                out.print(_more(page), style="dim")
 
 
 def _session_id(reader: _Reader, given: str) -> str:
@@ -279,7 +288,7 @@ def _session_id(reader: _Reader, given: str) -> str:
     if len(found) > 1 and given not in found:
         more = " and more" if len(found) > CANDIDATES_MAX else ""
         raise InvalidRequestError(
-            f"{given!r} begins the ids of {', '.join(found[:CANDIDATES_MAX])}{more}; give more of the one",
+            f"{given!r} begins the ids of {', '.join(map(repr, found[:CANDIDATES_MAX]))}{more}; give more of the one",
             details={"session": given},
         )
     return found[0]

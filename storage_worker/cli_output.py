@@ -1,5 +1,6 @@
 """What all commands share: how results and errors are printed, and with which status a command ends."""
 
+import io
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import msgspec
 import typer
 from rich.console import Console, RenderableType
 
+from .filesystem import failure_of_file
 from .protocol.errors import StorageError
 from .signals import signals_call
 from .tables import error_plain, error_view
@@ -63,14 +65,34 @@ def tidy_ending() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def written_out() -> Iterator[None]:
+    """What cannot be written to the standard output, as on a full disk, is told and ends the command.
+
+    A pipe that nobody reads any more ends it without a word.
+    """
+    with typed_errors(json=False):
+        try:
+            yield
+        except (StorageError, BrokenPipeError):
+            # Some of ours are OSErrors, too.
+            raise
+        except OSError as error:
+            raise failure_of_file("cannot write", "to standard output", error) from error
+
+
 def print_json(value: Any) -> None:
-    """Print a value as indented JSON."""
-    sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
-    sys.stdout.flush()
+    """Print a value as indented JSON, in UTF-8 wherever it goes."""
+    with written_out():
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+        sys.stdout.flush()
 
 
 def console() -> Console:
     """Where results for people go: as wide as the terminal; a file or a pipe has no width, nothing is wrapped there."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What the terminal's encoding does not have is written out, as control characters are.
+        sys.stdout.reconfigure(errors="backslashreplace")
     found = Console()
     return found if found.is_terminal else Console(width=PIPED_CHARS)
 
@@ -80,4 +102,5 @@ def print_result(view: Callable[[], RenderableType], plain: Callable[[], Any], *
     if json:
         print_json(plain())
     else:
-        console().print(view())
+        with written_out():
+            console().print(view())

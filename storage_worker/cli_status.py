@@ -21,6 +21,7 @@ from .cli_output import (
     examples,
     print_result,
     typed_errors,
+    written_out,
 )
 from .client.client import Client
 from .filesystem import check_path
@@ -82,7 +83,8 @@ def _watch(client: Client, every: float, timeout: float, *, json: bool) -> None:
         if json or not sys.stdout.isatty():
             while True:
                 found = client.status(timeout=timeout)
-                show(as_builtins(found) if json else status_view(found))
+                with written_out():
+                    show(as_builtins(found) if json else status_view(found))
                 time.sleep(every)
         with Live(screen=True, auto_refresh=False) as live:
             while True:
@@ -93,7 +95,7 @@ def _watch(client: Client, every: float, timeout: float, *, json: bool) -> None:
 
 
 def _show_line(value: object) -> None:
-    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
     sys.stdout.flush()
 
 
@@ -109,4 +111,7 @@ def metrics(path: PathArgument, timeout: TimeoutOption = 5.0) -> None:
     from .metrics import metrics_text  # noqa: PLC0415
 
     with typed_errors(json=False), _running(path, timeout) as client:
-        sys.stdout.write(metrics_text(client.status(timeout=timeout)))
+        text = metrics_text(client.status(timeout=timeout))
+    with written_out():
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.flush()

@@ -32,6 +32,8 @@ SKIPPED_SHOWN_MAX: Final = 10
 LAST_CHARS_MIN: Final = 30
 """How much of its last column a list shows before it shows one more column."""
 
+TAB_CHARS: Final = 8
+
 WIDTH_MAX: Final = 1_000_000
 """A width that cuts nothing, to measure with."""
 
@@ -185,11 +187,16 @@ def _message(event: Event, said: Said, read_text: ReadText | None) -> Text:
         whole = f"{len(body or ''):,} characters"
         is_cut = len(text) < len(body or "")
     if text.strip():
-        view.append("\n" + _indented(printable(text)))
+        view.append("\n" + _indented(printable(_as_lines(text))))
     if is_cut:
         more = "--full shows them" if read_text is None else "which cannot be read"
         view.append(f"\n       … cut; {whole} in all, {more}", style="dim")
     return view
+
+
+def _as_lines(text: str) -> str:
+    """A text whose lines end as a terminal's do, and whose tabs are spaces: both are no control characters to tell of."""
+    return text.replace("\r\n", "\n").expandtabs(TAB_CHARS)
 
 
 def _indented(text: str) -> str:
@@ -222,7 +229,7 @@ def _one_line(text: str) -> Text:
 
 
 def _one_line_text(text: str) -> str:
-    return printable(text.replace("\n", " "))
+    return printable(text.replace("\r\n", " ").replace("\n", " ").replace("\t", " "))
 
 
 def _count(number: int, noun: str) -> str:

@@ -45,6 +45,8 @@ STANDARD_OUTPUT: Final = "standard output"
 
 _ADVICE: Final = "import a good export or put its body again, then export again"
 
+INCOMPLETE_END: Final = ".incomplete"
+
 PAYLOADS_REMEMBERED_COUNT_MAX: Final = 10_000
 """Payloads that are known to stand in the export already; one that is forgotten stands there again."""
 
@@ -282,10 +284,14 @@ def _message_fields(said: Said) -> MessageFields:
 # Where lines go
 
 
-def write_lines(lines: Iterable[bytes], path: str, database: str) -> None:
+def write_lines(
+    lines: Iterable[bytes], path: str, database: str, *, is_whole: Callable[[], bool] = lambda: True
+) -> str:
     """Write lines to a file that is there whole or as it was before: under another name first, then put in its place.
 
-    The file is of mode 0600. Raises `DatabasePathError` where the path is that of the database at `database` or of
+    Where a file is there and `is_whole` says behind the last line that something is missing, that file stays, since it
+    may have what is missing, and the lines stand beside it in one with `.incomplete` at the end of its name. Returns the
+    path of what was written. The file is of mode 0600. Raises `DatabasePathError` where the path is that of the database at `database` or of
     something of its own, is no regular file's, or cannot be written, and `StorageFullError` where there is no room.
     """
     # A link stays one: what it leads to is written.
@@ -298,12 +304,16 @@ def write_lines(lines: Iterable[bytes], path: str, database: str) -> None:
                 file.writelines(lines)
                 file.flush()
                 os.fsync(file.fileno())
+            if os.path.exists(real) and not is_whole():
+                path, real = f"{path}{INCOMPLETE_END}", f"{real}{INCOMPLETE_END}"
+                _check_target(real, os.path.realpath(database))
             os.replace(temporary, real)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
             raise
         sync_directory(os.path.dirname(real))
+    return path
 
 
 def write_out(lines: Iterable[bytes], file: BinaryIO) -> None:

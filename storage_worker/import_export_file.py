@@ -4,7 +4,7 @@ Rooms and sessions are made where they are missing, before their events. Behind 
 did, unless it went on here. What is there is not changed otherwise.
 """
 
-import tempfile
+import hashlib
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, ParamSpec
 
@@ -15,13 +15,11 @@ from .client.client import Client
 from .conversation.canonical import canonical_json
 from .conversation.errors import PayloadNotFoundError
 from .conversation.event_restores import EventCopy
-from .conversation.payload_files import encoding_of
-from .conversation.payloads import offer_payload
-from .conversation.records import Body, MessagePlace, PayloadRef, Provenance, Sender
+from .conversation.records import Body, MessagePlace, Provenance, Sender
 from .conversation.session_restores import Made, Shown
-from .import_session import RECORD_ERRORS, Imported, PatientClient, Report
+from .import_payloads import ExportedPayloads
+from .import_session import RECORD_ERRORS, Imported, Patience, PatientClient, Report
 from .protocol.errors import StorageCorruptError
-from .protocol.limits import MIB
 from .transcripts import exports
 from .transcripts.exports import (
     End,
@@ -30,7 +28,6 @@ from .transcripts.exports import (
     Line,
     MessageRoot,
     MissingLine,
-    PayloadKey,
     PayloadLine,
     RoomLine,
     SessionLine,
@@ -41,140 +38,17 @@ from .transcripts.records import Problem, Transcript
 
 P = ParamSpec("P")
 
-SPOOL_BYTES: Final = 8 * MIB
-"""How much of a payload is held in memory until it is written."""
+ALIKE_REMEMBERED_COUNT_MAX: Final = 10_000
+"""Events without a key that an equal one behind them is told from; it comes in the same millisecond, so soon."""
 
 
-def import_export(client: Client, transcript: Transcript) -> Imported:
-    """Store a room of an export, or what of it is not stored yet.
+def import_export(client: Client, transcript: Transcript, patience: Patience | None = None) -> Imported:
+    """Store a room of an export, or what of it is not stored yet; `patience` as for `import_transcript`.
 
     What is wrong with one line is a problem of that; any other error, such as `StorageFullError`, is the `failure`.
     """
-    patient, report = PatientClient(client), Report(transcript)
+    patient, report = PatientClient(client, patience), Report(transcript)
     return report.run(_ExportImport(patient, report, transcript).run, patient)
-
-
-class _Payload:
-    """A payload whose parts are coming in, into a file that is in memory while it is small."""
-
-    def __init__(self, number: int, first: PayloadLine) -> None:
-        self.number = number
-        self.first = first
-        # Closed where the payload ends, in whatever way that is.
-        self.file = tempfile.SpooledTemporaryFile(SPOOL_BYTES)  # noqa: SIM115
-        self._bytes = 0
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether no part is missing any more."""
-        return self._bytes >= self.first.size_bytes
-
-    def goes_on_with(self, part: PayloadLine) -> bool:
-        """Whether a part is the next one of this payload."""
-        return part.offset == self._bytes and _payload_key(part) == _payload_key(self.first)
-
-    def add(self, part: PayloadLine) -> None:
-        """Take in the next part."""
-        self.file.write(part.data)
-        self._bytes += len(part.data)
-
-
-class _Payloads:
-    """The payloads of an export: put when their last part has come, found again when an event names them."""
-
-    def __init__(self, client: PatientClient, report: Report, transcript: Transcript) -> None:
-        self._client = client
-        self._report = report
-        self._path = transcript.path
-        self._open: _Payload | None = None
-        self._incomplete: set[PayloadKey] = set()
-        self._missing: dict[PayloadKey, str] = {}
-        self._put: dict[PayloadKey, PayloadRef] = {}
-
-    def take_part(self, number: int, part: PayloadLine) -> None:
-        """Take in a part of a payload, and put the payload where it was the last one.
-
-        Raises `UnreadableError` where another part is missing, or the payload is not what its hash says.
-        """
-        if self._open is not None and not self._open.goes_on_with(part):
-            self.end_open()
-        if self._open is None:
-            if part.offset:
-                if _payload_key(part) not in self._incomplete:
-                    self._incomplete.add(_payload_key(part))
-                    raise UnreadableError(f"a part of the payload {part.sha256} is missing")
-                return
-            self._open = _Payload(number, part)
-        payload = self._open
-        payload.add(part)
-        if payload.is_whole:
-            self._open = None
-            with payload.file:
-                first = payload.first
-                ref = self._client.put(payload.file, first.content_type, first.retention_class)
-                if ref.sha256 != first.sha256:
-                    raise UnreadableError(f"the payload {first.sha256} has other bytes than its hash says")
-                self._put[_payload_key(first)] = ref
-
-    def give_up(self, line: MissingLine) -> None:
-        """Take in that a payload, or the rest of it, could not be exported; events that need it will tell."""
-        self._missing[_payload_key(line)] = f"it was missing when this was exported: {line.reason}"
-        if self._open is not None and _payload_key(self._open.first) == _payload_key(line):
-            self.close()
-        self.end_open()
-
-    def end_open(self) -> None:
-        """Tell of a payload whose next part should have come."""
-        if self._open is None:
-            return
-        payload = self._open
-        self.close()
-        self._incomplete.add(_payload_key(payload.first))
-        reason = f"a part of the payload {payload.first.sha256} is missing"
-        self._report.problem(Problem(self._path, payload.number, reason))
-
-    def close(self) -> None:
-        """Close the file of a payload that is not whole."""
-        if self._open is not None:
-            self._open.file.close()
-            self._open = None
-
-    def body_of(self, line: EventLine) -> Body | None:
-        """The body of an event, also where it is a payload that did not come: the store may have it, or the event."""
-        named = line.payload
-        if named is None:
-            return line.body
-        key = _body_key(line)
-        found = self._put.get(key)
-        if found is None:
-            kind = line.content_type or ""
-            offer = offer_payload(named.sha256, kind, line.retention_class, named.size_bytes)
-            found = self._client.ask(offer).ref
-            if found is None:
-                size = named.size_bytes
-                return PayloadRef(named.sha256, kind, line.retention_class, size, size, encoding_of(size))
-            self._put[key] = found
-        return found
-
-    def why_missing(self, line: EventLine) -> str | None:
-        """Why the payload of an event is not there, or None where it has none or it is."""
-        key = _body_key(line)
-        if line.payload is None or key in self._put:
-            return None
-        reason = self._missing.get(key, "nothing of it stands before its event")
-        return (
-            f"the event was not stored: its payload {line.payload.sha256} is not in the export ({reason}); import one that"
-            " has it"
-        )
-
-
-def _body_key(line: EventLine) -> PayloadKey:
-    """Which payload the body of an event is."""
-    return ("" if line.payload is None else line.payload.sha256, line.content_type, line.retention_class)
-
-
-def _payload_key(line: PayloadLine | MissingLine) -> PayloadKey:
-    return (line.sha256, line.content_type, line.retention_class)
 
 
 class _OpenThread(NamedTuple):
@@ -207,9 +81,11 @@ class _ExportImport:
         """Sessions that this import has made, or has given something."""
         self._before: dict[str, int] = {}
         """The sequence, here, of the event that stood before the next one of a session."""
+        self._alike: dict[bytes, int] = {}
+        """The sequence, here, of the last event without a key that said the same, by its mark."""
         self._last: dict[str, _Place] = {}
         """The last events here of those that sessions have in the export."""
-        self._payloads = _Payloads(client, report, transcript)
+        self._payloads = ExportedPayloads(client, report, transcript)
         self._numbers: dict[tuple[str, int], int] = {}
         """Which number the message has here that has a number in a room there."""
         self._open_threads: list[_OpenThread] = []
@@ -309,11 +185,10 @@ class _ExportImport:
 
     def _restore_event(self, number: int, line: EventLine) -> None:
         self._need_room(line.room)
-        call = conversation.restore_event(
-            _copy_of(line, self._payloads.body_of(line)),
-            self._thread_root(line),
-            self._before.get(line.session, 0),
-        )
+        copied = _copy_of(line, self._payloads.body_of(line))
+        mark = _mark_of(copied)
+        after = self._alike.get(mark, self._before.get(line.session, 0))
+        call = conversation.restore_event(copied, self._thread_root(line), after)
         try:
             done = self._client.store(call)
         except (PayloadNotFoundError, StorageCorruptError) as error:
@@ -326,6 +201,8 @@ class _ExportImport:
         self._count(line.session, is_new=done.created)
         place = _Place(done.sequence, done.stream_id)
         self._before[line.session] = place.sequence
+        if mark:
+            self._remember_alike(mark, place.sequence)
         self._last[line.session] = max(place, self._last.get(line.session, place))
         said = line.message
         if said is not None and done.message_number is not None:
@@ -333,6 +210,12 @@ class _ExportImport:
             if said.thread_root is not None and done.thread_root is None:
                 thread = _OpenThread(number, line.room, done.stream_id, said.thread_root, said.root)
                 self._open_threads.append(thread)
+
+    def _remember_alike(self, mark: bytes, sequence: int) -> None:
+        self._alike.pop(mark, None)
+        self._alike[mark] = sequence
+        if len(self._alike) > ALIKE_REMEMBERED_COUNT_MAX:
+            del self._alike[next(iter(self._alike))]
 
     # Threads
 
@@ -385,6 +268,17 @@ def _copy_of(line: EventLine, body: Body | None) -> EventCopy:
         role=said.role if said is not None and is_users else None,
         turn_id=said.turn_id if said is not None and is_users else None,
     )
+
+
+def _mark_of(copied: EventCopy) -> bytes:
+    """What events without a key have in common that say the same at the same time; nothing for one with a key."""
+    if copied.event_id is not None or copied.client_transaction_id is not None:
+        return b""
+    # How its room was named, and what the store makes of it, tells no two of them apart.
+    said = msgspec.structs.replace(
+        copied, room_named=False, added_json=None, preview="", role=None, turn_id=None
+    )
+    return hashlib.sha256(msgspec.msgpack.encode(said)).digest()
 
 
 def _provenance(told: dict[str, Any]) -> Provenance:

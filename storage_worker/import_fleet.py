@@ -18,7 +18,7 @@ from multiprocess.context import SpawnContext
 from . import conversation_client
 from .client.client import Client
 from .import_export_file import import_export
-from .import_session import Imported, import_transcript
+from .import_session import Imported, Patience, import_transcript
 from .protocol.limits import KIB
 from .transcripts import exports, formats
 from .transcripts.formats import Skipped
@@ -313,11 +313,12 @@ def run_client(target: str, link: Any) -> None:
     """What a process does: import one share after the other, until its parent is gone or has no more."""
     # Whoever interrupts the command ends the processes himself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    patience = Patience()
     with _connect(target) as client:
         while True:
             try:
                 share = msgspec.msgpack.decode(link.recv_bytes(), type=Share)
-                done = [_import(client, each) for each in share]
+                done = [_import(client, each, patience) for each in share]
                 link.send_bytes(msgspec.msgpack.encode(done))
             except (EOFError, ConnectionError):
                 return
@@ -327,7 +328,7 @@ def _connect(target: str) -> Client:
     return conversation_client.connect(target, role="write", name="import", timeout=CONNECT_SECONDS_MAX)
 
 
-def _import(client: Client, transcript: Transcript) -> Imported:
+def _import(client: Client, transcript: Transcript, patience: Patience) -> Imported:
     if transcript.format == exports.NAME:
-        return import_export(client, transcript)
-    return import_transcript(client, transcript)
+        return import_export(client, transcript, patience)
+    return import_transcript(client, transcript, patience)

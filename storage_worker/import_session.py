@@ -79,11 +79,31 @@ class Imported(msgspec.Struct, kw_only=True):
     failure: str | None = None
 
 
+class Patience:
+    """How long the calls of a process are repeated: not any more once one was given up.
+
+    Each session of an import would otherwise wait for the same full disk again.
+    """
+
+    def __init__(self) -> None:
+        self._seconds = PATIENCE_SECONDS_MAX
+
+    @property
+    def seconds(self) -> float:
+        """How many seconds a call that begins now may be repeated."""
+        return self._seconds
+
+    def end(self) -> None:
+        """Note that a call was given up."""
+        self._seconds = 0.0
+
+
 class PatientClient:
     """Makes calls until they have an answer, and measures them."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, patience: Patience | None = None) -> None:
         self.client = client
+        self._patience = patience or Patience()
         self.latencies_s = array("d")
         self.errors: Counter[str] = Counter()
 
@@ -113,7 +133,7 @@ class PatientClient:
         return self._until_done(attempt)
 
     def _until_done(self, attempt: Callable[[], R]) -> R:
-        give_up = time.monotonic() + PATIENCE_SECONDS_MAX
+        give_up = time.monotonic() + self._patience.seconds
         number = 0
         while True:
             try:
@@ -121,7 +141,10 @@ class PatientClient:
             except StorageError as error:
                 number += 1
                 wait = max(error.retry_after or 0.0, back_off_seconds(number, self.client.limits))
-                if not error.retryable or time.monotonic() + wait >= give_up:
+                if not error.retryable:
+                    raise
+                if time.monotonic() + wait >= give_up:
+                    self._patience.end()
                     raise
                 self.errors[error.code] += 1
             time.sleep(wait)
@@ -160,12 +183,12 @@ class Report:
         return self.found
 
 
-def import_transcript(client: Client, transcript: Transcript) -> Imported:
-    """Store a transcript, or find that it is stored.
+def import_transcript(client: Client, transcript: Transcript, patience: Patience | None = None) -> Imported:
+    """Store a transcript, or find that it is stored; `patience` is that of all of an import, or none is shared.
 
     What is wrong with one record is a problem of that; any other error, such as `StorageFullError`, is the `failure`.
     """
-    patient, report = PatientClient(client), Report(transcript)
+    patient, report = PatientClient(client, patience), Report(transcript)
     return report.run(_SessionImport(patient, report, transcript).run, patient)
 
 
@@ -227,8 +250,12 @@ class _SessionImport:
 
     def _count(self, *, is_new: bool) -> bool:
         """Count the session where something of it is stored; whether that was not there before."""
+        found = self._report.found
         if is_new:
-            self._report.found.sessions, self._report.found.known = 1, 0
+            found.sessions, found.known = 1, 0
+        elif not found.sessions:
+            # Another import has stored it since this one began.
+            found.sessions = found.known = 1
         return is_new
 
     def _last_event(self) -> Event | None:
@@ -253,7 +280,7 @@ class _SessionImport:
             self._report.problem(Problem(self._transcript.path, 0, f"its end was refused: {error}"))
 
     def _store_record(self, record: Record, tally: Tally) -> None:
-        self._last_ms = record.created_ms or self._last_ms
+        self._last_ms = self._last_ms if record.created_ms is None else record.created_ms
         try:
             tally.add(record.value)
             for event in events_of(record):

@@ -277,7 +277,7 @@ def _plain(value: Any) -> Any:
 
 def error_view(error: StorageError, *, writes: bool) -> Text:
     """A typed error: what happened, where something `writes` whether that was committed, and the details."""
-    text = Text.assemble((error.code, "bold red"), f": {error.message}")
+    text = Text.assemble((error.code, "bold red"), f": {printable(error.message)}")
     facts: list[tuple[str, Detail]] = []
     if writes:
         facts.append(("outcome", error.outcome.replace("_", " ")))
@@ -290,7 +290,7 @@ def error_view(error: StorageError, *, writes: bool) -> Text:
         if not (isinstance(value, str) and value in error.message)
     )
     for name, value in facts:
-        text.append(f"\n  {name}: {value}", style="dim")
+        text.append(printable(f"\n  {name}: {value}"), style="dim")
     return text
 
 

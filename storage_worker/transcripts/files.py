@@ -36,6 +36,8 @@ _SPACE: Final = b" \t\r\n"
 _BETWEEN_ITEMS: Final = _SPACE + b","
 _FILE_END: Final = b"\0"
 """Stands between files where they are hashed: no JSON has this byte."""
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+"""What some programs put in front of a text in UTF-8; it is no part of that."""
 _STRAY: Final = 0
 """Stands for what is neither a bracket nor inside an item."""
 
@@ -83,7 +85,7 @@ class SourceFile(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 def open_source(path: str) -> SourceFile:
     """Look at a file's beginning. Raises `OSError`."""
     with open(path, "rb") as file:
-        head = file.read(HEAD_BYTES)
+        head = file.read(HEAD_BYTES).removeprefix(_BYTE_ORDER_MARK)
     layout, first = _layout(path, head)
     return SourceFile(path=path, layout=layout, first=first, head=head)
 
@@ -307,7 +309,12 @@ def read_spans(path: str, spans: list[Span]) -> Iterator[tuple[int, bytes]]:
     with open(path, "rb") as file:
         for span in spans:
             file.seek(span.offset)
-            yield span.line, file.read(span.length)
+            yield span.line, _without_mark(span, file.read(span.length))
+
+
+def _without_mark(span: Span, raw: bytes) -> bytes:
+    """The bytes of a span, without the mark that a file may begin with."""
+    return raw if span.offset else raw.removeprefix(_BYTE_ORDER_MARK)
 
 
 def read_lines(path: str, spans: list[Span] | None = None) -> Iterator[Line | Problem]:
@@ -326,7 +333,8 @@ def read_lines(path: str, spans: list[Span] | None = None) -> Iterator[Line | Pr
                 if length > RECORD_BYTES_MAX:
                     yield Problem(path, number, f"a line of over {RECORD_BYTES_MAX} bytes")
                 else:
-                    yield Line(Span(offset, length, number), raw.removesuffix(b"\n"))
+                    found = Span(offset, length, number)
+                    yield Line(found, _without_mark(found, raw.removesuffix(b"\n")))
                 offset += length
                 number += 1
 

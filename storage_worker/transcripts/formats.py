@@ -7,6 +7,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from ..ownership import SidePaths
 from . import agent_logs, chats, dialogues, exports, linked, room_logs, trees
 from .files import SourceFile, open_source
 from .records import Problem, Record, Transcript
@@ -38,6 +39,7 @@ _BY_NAME: Final = {format_.name: format_ for format_ in FORMATS}
 
 
 _IRREGULAR: Final = "no regular file"
+_DATABASES: Final = "the directory of a database"
 _UNKNOWN: Final = "no known format of transcripts"
 WITH_ITS_LOG: Final = "links, which are read with their log"
 """Why a file is skipped that is no transcript by itself and still read."""
@@ -75,15 +77,24 @@ def _files_below(folder: str) -> Iterator[str | Problem | Skipped]:
     unreadable: list[OSError] = []
     for above, folders, files in os.walk(folder, onerror=unreadable.append):
         folders.sort()
-        paths = [os.path.join(above, name) for name in (*folders, *sorted(files))]
-        for path in paths[: len(folders)]:
+        for path in [os.path.join(above, name) for name in folders]:
             if os.path.islink(path):
                 # Not followed: it may lead back.
                 yield Skipped(shown(path), "a link to a folder")
-        for path in paths[len(folders) :]:
+            elif _is_of_database(path, files):
+                # A payload may be a transcript itself, and would be imported out of the store that holds it.
+                folders.remove(os.path.basename(path))
+                yield Skipped(shown(path), _DATABASES)
+        for path in [os.path.join(above, name) for name in sorted(files)]:
             found = _regular(path)
             yield Skipped(shown(path), _IRREGULAR) if found is None else found
     yield from (_problem(error.filename, error) for error in unreadable)
+
+
+def _is_of_database(folder: str, beside: list[str]) -> bool:
+    """Whether a folder is what a worker keeps beside one of the files that stand there, too."""
+    above = os.path.dirname(folder)
+    return any(SidePaths.of(os.path.join(above, name)).directory == folder for name in beside)
 
 
 def _problem(path: str, error: OSError) -> Problem:

@@ -1,9 +1,12 @@
 """Import, export and looking at conversations, on a real worker: what is printed, and the exit status."""
 
+import contextlib
+import io
 import json
 import os
 import signal
 import sqlite3
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +15,9 @@ import pytest
 
 import storage_worker as sw
 from storage_worker import conversation_client
+from storage_worker.cli import app
 from storage_worker.protocol.errors import StorageFullError
+from storage_worker.signals import signals_call
 from tests.cli.commands import run, run_json
 from tests.transcripts import samples
 
@@ -127,6 +132,21 @@ def test_an_export_tells_of_payloads_that_are_missing(imported: Path, tmp_path: 
     assert (again["total"]["added"], again["problems"]) == (0, [])
 
 
+def test_an_export_with_less_leaves_the_file_that_has_more(imported: Path, tmp_path: Path) -> None:
+    file = tmp_path / "all.jsonl"
+    assert run("export", imported, file).exit_code == 0
+    whole = file.read_bytes()
+    for payload in Path(f"{imported}-sw", "payloads").rglob("*"):
+        if payload.is_file():
+            payload.write_bytes(b"damaged")
+    done = run("export", imported, file)
+    assert (done.exit_code, file.read_bytes()) == (1, whole)
+    assert b'"missing"' in Path(f"{file}.incomplete").read_bytes()
+    assert done.stderr.splitlines()[-1] == (
+        f"{file} stays as it was; what could be exported is in {file}.incomplete"
+    )
+
+
 def test_what_an_export_found_missing_is_told_also_where_it_cannot_go_on(
     imported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,7 +154,7 @@ def test_what_an_export_found_missing_is_told_also_where_it_cannot_go_on(
         if payload.is_file():
             payload.write_bytes(b"damaged")
 
-    def full(lines: Iterator[bytes], *_: object) -> None:
+    def full(lines: Iterator[bytes], *_: object, **__: object) -> None:
         for line in lines:
             if b'"missing"' in line:
                 raise StorageFullError("no space left")
@@ -175,6 +195,76 @@ def test_an_export_that_is_told_to_end_leaves_nothing_behind(
     assert done.exit_code == 128 + number
     assert not [*tmp_path.glob(".export-*"), *tmp_path.glob("all.jsonl")]
     assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_import_that_is_told_to_end_tidies_up(
+    database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    tidied: list[str] = []
+
+    def import_paths(*_: object, **__: object) -> None:
+        try:
+            os.kill(os.getpid(), number)
+        finally:
+            tidied.append("processes, and the cursor")
+
+    monkeypatch.setattr("storage_worker.cli_conversation.import_paths", import_paths)
+    # Without the command's own handler this is raised nowhere, and the test fails instead of ending its process.
+    with signals_call(lambda *_: None, number):
+        assert run("import", database, tmp_path).exit_code == 128 + number
+    assert tidied
+
+
+@pytest.mark.parametrize(
+    "arguments", [("rooms",), ("show", "session-1"), ("sessions", "--json"), ("metrics",)]
+)
+def test_an_output_that_cannot_be_written_is_told(
+    imported: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: tuple[str, ...],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    command, *more = arguments
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        with pytest.raises(SystemExit) as ended:
+            app([command, str(imported), *more])
+        monkeypatch.undo()
+        with contextlib.suppress(OSError):
+            full.close()
+    assert ended.value.code == 3
+    assert capfd.readouterr().err.startswith("storage_full: cannot write to standard output")
+
+
+def test_what_the_terminals_encoding_has_not_is_written_out(
+    imported: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for arguments, wanted in (
+        (("show", "session-1"), rb"\u2192 Read"),
+        (("show", "session-1", "--json"), "\U0001f600".encode()),
+    ):
+        command, *more = arguments
+        out = io.BytesIO()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="ascii"))
+            with pytest.raises(SystemExit) as ended:
+                app([command, str(imported), *more])
+            sys.stdout.flush()
+            assert ended.value.code == 0
+            assert wanted in out.getvalue()
+
+
+def test_ids_of_others_are_told_harmlessly(imported: Path, tmp_path: Path) -> None:
+    records = [
+        samples.agent_record(own, None, {"role": "user", "content": "x"}, sessionId=f"evil\x1b[31m{own}")
+        for own in "ab"
+    ]
+    samples.write_lines(tmp_path, "evil.jsonl", records)
+    assert run("import", imported, tmp_path / "evil.jsonl", "--processes", 1).exit_code == 0
+    refused = run("show", imported, "evil")
+    assert (refused.exit_code, "\x1b" in refused.stderr) == (3, False)
+    assert r"'evil\x1b[31ma', 'evil\x1b[31mb'" in refused.stderr
 
 
 def test_a_failed_export_leaves_the_file_and_the_database(imported: Path, tmp_path: Path) -> None:

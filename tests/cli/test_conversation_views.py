@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console, RenderableType
 
-from storage_worker.conversation.records import Navigation, Room
+from storage_worker.conversation.records import Event, Historic, Navigation, Room, Said
 from storage_worker.conversation_views import conversation_view, import_view, rooms_view, sessions_view
 from storage_worker.import_fleet import Summary
 from storage_worker.transcripts.formats import WITH_ITS_LOG, Skipped
@@ -70,3 +70,16 @@ def test_links_are_told_apart_from_what_was_skipped() -> None:
         "skipped 1 file that is no transcript:",
         "  /README",
     ]
+
+
+def test_lines_of_other_systems_and_tabs_are_shown_as_they_are_meant() -> None:
+    text = "if x:\r\n\tgo\r\x1b[2J"
+    event = Event(
+        1, "s", 1, "r", "ann", "note", None, "session", "s", 1, None, None, None, "{}", "text/plain", text, text,
+        "history", 0, None, True,
+    )  # fmt: skip
+    said = Said("m", 1, 1, "user", None, "user", None, None, None, "complete", None)
+    shown = [lines(view, 80) for view in conversation_view([Historic(event, said)], None)]
+    assert shown[0][1:] == ["       if x:", "               go\\r\\x1b[2J"]
+    [folded] = [lines(view, 80) for view in conversation_view([Historic(event, None)], None)]
+    assert folded[0].endswith("if x:  go\\r\\x1b[2J")

@@ -83,6 +83,13 @@ def test_a_typed_error_says_what_happened_and_what_to_do() -> None:
     }
 
 
+def test_an_error_steers_no_terminal() -> None:
+    text = shown(error_view(sw.InvalidRequestError("no \x1b[2J", details={"name": "\x1b]0;"}), writes=False))
+    assert "\x1b" not in text
+    assert "no \\x1b[2J" in text
+    assert "name: \\x1b]0;" in text
+
+
 def test_an_error_does_not_say_twice_what_its_message_says() -> None:
     error = sw.DatabasePathError(
         "app.db is a directory", details={"path": "app.db", "file": "b.db", "size": 1}

@@ -655,6 +655,20 @@ def test_events_without_ids_are_known_by_their_place(make_client: MakeClient, tm
     assert len(list(import_checks.events_of(target))) == 3
 
 
+def test_equal_events_around_one_that_was_there_before_are_two(
+    make_client: MakeClient, tmp_path: Path
+) -> None:
+    source, copy = make_client("source"), make_client("copy")
+    for event_id in (None, "known", None):
+        source.call(conversation.append("s", "note", event_id=event_id, created_ms=5))
+    copy.call(conversation.append("s", "note", event_id="known", created_ms=5))
+    path = write_export(source, tmp_path / "export.jsonl")
+    for added in (2, 0):
+        assert restore_all(copy, path).added == added
+    kept = copy.call(conversation.events("s")).items
+    assert [event.event_id for event in kept] == ["known", None, None]
+
+
 def test_an_event_of_another_room_behind_many_is_known(make_client: MakeClient, tmp_path: Path) -> None:
     source = make_client("source")
     for room in ("a", "b"):
@@ -769,6 +783,15 @@ class TestWhereAnExportGoes:
             write_lines(failing(), str(target), str(database))
         assert target.read_bytes() == b"old"
         assert sorted(tmp_path.iterdir()) == before
+
+    def test_what_is_not_whole_takes_no_files_place(self, database: Path, tmp_path: Path) -> None:
+        target, beside = tmp_path / "e.jsonl", tmp_path / "e.jsonl.incomplete"
+        for line in (b"first", b"second", b"third"):
+            written = write_lines([line], str(target), str(database), is_whole=lambda: False)
+            assert Path(written) == (target if line == b"first" else beside)
+        assert (target.read_bytes(), beside.read_bytes()) == (b"first", b"third")
+        assert write_lines([b"whole"], str(target), str(database), is_whole=lambda: True) == str(target)
+        assert target.read_bytes() == b"whole"
 
     def test_the_database_and_what_is_its_own_are_refused(self, database: Path, tmp_path: Path) -> None:
         (tmp_path / "linked.db").symlink_to(database)

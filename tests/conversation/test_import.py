@@ -14,7 +14,7 @@ import pytest
 import import_checks
 import storage_worker as sw
 from measuring import Recorder
-from storage_worker import conversation, import_fleet
+from storage_worker import conversation, import_fleet, import_session
 from storage_worker.conversation import payload_client
 from storage_worker.conversation.records import PayloadRef
 from storage_worker.conversation_client import STORE
@@ -248,6 +248,36 @@ def test_a_full_disk_is_waited_for(client: sw.Client, folder: Path, monkeypatch:
     assert pauses[0] == 7.0
     assert len(pauses) == 3
     assert all(pause > 0 for pause in pauses)
+
+
+def test_a_disk_that_stays_full_is_waited_for_once(
+    client: sw.Client, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise sw.StorageFullError("full", retry_after=import_session.PATIENCE_SECONDS_MAX / 2 + sum(pauses))
+
+    monkeypatch.setattr(client, "call", failing)
+    monkeypatch.setattr("storage_worker.import_session.time.sleep", pauses.append)
+    patience = import_session.Patience()
+    sessions = sessions_in(samples.write_lines(folder, "a.jsonl", [samples.CHAT] * 3))
+    waited = []
+    for transcript in sessions:
+        assert import_transcript(client, transcript, patience).failure == "StorageFullError: full"
+        waited.append(len(pauses))
+    assert waited == [1, 1, 1]
+
+
+def test_a_session_that_another_import_stores_meanwhile_stands_in_the_store(
+    client: sw.Client, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = samples.write_lines(folder, "a.jsonl", [samples.CHAT])
+    [first] = import_here(client, path)
+    monkeypatch.setattr(import_session._SessionImport, "_last_event", lambda _: None)
+    [late] = import_here(client, path)
+    assert (first.sessions, first.known) == (1, 0)
+    assert (late.sessions, late.known, late.added, late.events) == (1, 1, 0, first.events)
 
 
 def test_a_session_that_ends_processes_ends_no_others(folder: Path) -> None:

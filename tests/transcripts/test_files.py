@@ -14,6 +14,7 @@ from storage_worker.transcripts.files import (
     UnreadableError,
     content_of,
     decoded,
+    item_spans,
     list_spans,
     open_source,
     read_lines,
@@ -142,3 +143,15 @@ def test_a_transcripts_content_is_that_of_its_spans(tmp_path: Path) -> None:
         if isinstance(line, Line)
     )
     assert content_of(first) == content_of(third) != content_of(second)
+
+
+@pytest.mark.parametrize("text", ['[{"a": 1}]', '{"a": 1}\n{"a": 2}\n', '{\n"a": 1}'])
+def test_a_mark_in_front_of_a_text_is_no_part_of_it(tmp_path: Path, text: str) -> None:
+    plain, marked = (
+        open_source(str(write(tmp_path, name, start + text))) for name, start in (("a", ""), ("b", "\ufeff"))
+    )
+    assert (marked.layout, marked.first, marked.head) == (plain.layout, plain.first, plain.head)
+    spans = [found for found in item_spans(marked) if isinstance(found, Span)]
+    assert next(decoded(raw) for _, raw in read_spans(marked.path, spans)) == {"a": 1}
+    [first, *_] = [line.raw for line in read_lines(marked.path) if isinstance(line, Line)]
+    assert first == text.split("\n", maxsplit=1)[0].encode()

@@ -388,6 +388,17 @@ class TestFiles:
             Problem(str(tmp_path / "b"), 0, "Permission denied"),
         ]
 
+    def test_what_belongs_to_a_database_is_not_looked_into(self, tmp_path: Path) -> None:
+        for name in ("app.db-sw", "notes-sw"):
+            (tmp_path / name / "payloads").mkdir(parents=True)
+            write_lines(tmp_path / name / "payloads", "0123", [samples.CHAT])
+        database = write(tmp_path, "app.db", "a database")
+        assert list(formats.files_of(str(tmp_path))) == [
+            Skipped(str(tmp_path / "app.db-sw"), "the directory of a database"),
+            str(database),
+            str(tmp_path / "notes-sw" / "payloads" / "0123"),
+        ]
+
     def test_only_what_needs_it_is_hashed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         hashed: list[str] = []
 
