@@ -48,8 +48,10 @@ def end() -> None:
     say("ending")
     if ENDING == "exception":
         raise HostFailedError
+    waiting = threading.Event()
     while ENDING.startswith("SIG"):
-        signal.pause()
+        # A signal that comes just before a wait without an end does not end that.
+        waiting.wait(0.1)
 
 
 def leave(_number: int, _frame: object) -> NoReturn:
