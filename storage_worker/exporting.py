@@ -290,9 +290,11 @@ def write_lines(
     """Write lines to a file that is there whole or as it was before: under another name first, then put in its place.
 
     Where a file is there and `is_whole` says behind the last line that something is missing, that file stays, since it
-    may have what is missing, and the lines stand beside it in one with `.incomplete` at the end of its name. Returns the
-    path of what was written. The file is of mode 0600. Raises `DatabasePathError` where the path is that of the database at `database` or of
-    something of its own, is no regular file's, or cannot be written, and `StorageFullError` where there is no room.
+    may have what is missing, and the lines stand beside it in one with `.incomplete` at the end of its name.
+
+    Returns the path of what was written, of mode 0600. Raises `DatabasePathError` where the path is that of the database
+    at `database` or of something of its own, is no regular file's, or cannot be written, and `StorageFullError` where
+    there is no room.
     """
     # A link stays one: what it leads to is written.
     real = os.path.realpath(path)

@@ -43,8 +43,7 @@ def navigation(
     page_bytes: PageBytes = PAGE_BYTES_DEFAULT,
     newest_first: bool = False,
 ) -> Page[Navigation]:
-    """A page of what lists show of sessions: of all in the order they were first named, of one room in the order they came
-    into it.
+    """A page of what lists show of sessions: of all as they were first named, of one room as they came into it.
 
     A session that only output without a room named comes into the room that is told at last.
     """
