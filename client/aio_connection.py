@@ -108,8 +108,8 @@ class AsyncConnection:
         if not self.is_open:
             if not transaction:
                 return False
-            if self._cause is not None:
-                raise lost(self._cause, "not_committed", sent=False)
+            if self._outgoing.is_over:
+                raise lost(self._cause or gone("the connection was lost"), "not_committed", sent=False)
         if asyncio.get_running_loop() is not self.loop:
             raise other_loop()
         exchange = self._exchange

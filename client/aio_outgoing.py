@@ -18,19 +18,19 @@ class AsyncOutgoing:
     bounded by the connection, which lets so many requests in as the worker takes.
 
     Arguments: `loop`, the event loop; `sock`, a non-blocking socket; `lose`, called with the reason where it
-    takes nothing more. `written` counts the bytes that the system took.
+    takes nothing more. `written` counts the bytes that the system took; `is_over` says that it gets no more.
     """
 
     __slots__ = (
         "_fd",
         "_is_due",
-        "_is_over",
         "_left",
         "_loop",
         "_lose",
         "_send",
         "_unsent",
         "_watches",
+        "is_over",
         "written",
     )
 
@@ -45,7 +45,7 @@ class AsyncOutgoing:
         self._unsent: deque[AsyncWaiter] = deque()
         self._left = memoryview(b"")
         self._is_due = False
-        self._is_over = False
+        self.is_over = False
         self._watches = False
 
     def add(self, waiter: AsyncWaiter, frame: bytes, *, at_once: bool) -> None:
@@ -61,13 +61,13 @@ class AsyncOutgoing:
 
     def flush(self) -> None:
         """Write what the system takes now, in one write; the rest when it has room."""
-        if self._is_over:
+        if self.is_over:
             return
         if not self._left:
             self._left = self._join()
         if self._left:
             self._left = self._left[self._sent(self._left) :]
-        if not self._is_over:
+        if not self.is_over:
             self._watch(bool(self._left or self._unsent))
 
     def stop(self) -> None:
@@ -77,7 +77,7 @@ class AsyncOutgoing:
 
     def let_go(self) -> None:
         """Write nothing more, without a word to the loop: in a forked child it is the parent's."""
-        self._is_over = True
+        self.is_over = True
         self._unsent.clear()
         self._left = memoryview(b"")
 
@@ -85,7 +85,7 @@ class AsyncOutgoing:
         count = self._sent(frame)
         if count == len(frame):
             waiter.end = 0
-        elif not self._is_over:
+        elif not self.is_over:
             if count:
                 self._left = memoryview(frame)[count:]
                 waiter.end = self.written + len(self._left)

@@ -24,7 +24,7 @@ from .waiter import Waiter
 _LAST_WORDS_NS = int(LAST_WORDS_SECONDS * NS_PER_SECOND)
 
 _LEADER_NS = 100 * NS_PER_MS
-"""How long a thread whose time is over waits for the one that leads to read what has come."""
+"""How long a thread whose time is over still waits until what has come is read, by itself or by the one that leads."""
 
 
 class Connection:
@@ -297,6 +297,7 @@ class Connection:
         """Read for everybody until `waiter` has its answer; true where its time was over first."""
         poll = self._poll
         self._readers.leader = threading.get_ident()
+        last_ns = max(limit_ns, time.monotonic_ns()) + _LEADER_NS
         while True:
             left_ns = limit_ns - time.monotonic_ns()
             waiter.asleep = True
@@ -306,8 +307,8 @@ class Connection:
             came = bool(ready) and self._read()
             if waiter.answer is not None:
                 return False
-            # One read does not take all that has come in time.
-            if left_ns <= 0 and not came:
+            # One read does not take all that has come in time; others' answers may go on to come.
+            if left_ns <= 0 and not (came and time.monotonic_ns() < last_ns):
                 return True
 
     def _read(self) -> bool:

@@ -69,7 +69,8 @@ class TransactionState:
     def result_of(self, call: Call[R], answer: Reply | Failure) -> R:
         """The result of a call inside it; raises the call's error, and notes where that ended it."""
         if isinstance(answer, Reply):
-            self._in_doubt = False  # it was still open, or this commits it
+            if call is calls.ROLLBACK_CALL:
+                self._in_doubt = False  # the answer to any other call may be older than the commit
             return call.operation.decode_result(answer.result)
         error = error_of(answer)
         if isinstance(error, TransactionExpiredError) or error.details.get("transaction_ended"):

@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from selectors import EVENT_READ
 from typing import NoReturn
 
 from . import exits
@@ -38,7 +37,7 @@ BACKGROUND_LOOK_NS = NS
 """How often it is looked whether background work is due while somebody waits for an answer."""
 
 PARTING_NS = 100 * NS
-"""How long what clients sent before a worker's end is refused; it is what their pipes hold."""
+"""How long what clients sent before a worker's end is refused, and what they were not sent yet is written."""
 
 OVERDUE_NS = 500 * NS
 """How long beyond the grace of a stop something that cannot be interrupted may go on."""
@@ -101,7 +100,7 @@ class Serving:
                     # Before the answers: whoever reads one must not ask this worker again.
                     intake.drain(f"it ended: {fatal}")
                     intake.deliver([*done, *fatal.done])
-                    self._part(f"the worker ended: {fatal}")
+                    self._part_with_clients(f"the worker ended: {fatal}")
                 raise
             finally:
                 self._leave()
@@ -123,11 +122,11 @@ class Serving:
         if now_ns < self.stop_by_ns and self._is_in_flight():
             return False
         intake.deliver(self.background.abandon())
-        self._part(f"the worker stopped: {intake.draining}")
+        self._part_with_clients(f"the worker stopped: {intake.draining}")
         return True
 
-    def _part(self, why: str) -> None:
-        """Answer what is in flight, and refuse what clients have sent since; from now on they can send nothing.
+    def _part_with_clients(self, why: str) -> None:
+        """Answer what is in flight, and refuse what clients have sent since; who has its answers can send nothing more.
 
         What a worker leaves unread its client cannot tell from what was carried out.
         """
@@ -137,13 +136,15 @@ class Serving:
         peers = intake.pipes.peers
         for peer in list(peers.values()):
             intake.transfers.break_off(peer, WorkerUnavailableError(why))
-            with suppress(OSError):  # the client is gone
-                peer.socket.shutdown(socket.SHUT_RD)
         intake.pipes.flush()
         until_ns = time.monotonic_ns() + PARTING_NS
-        # One that leaves its answers unread is not read either.
-        while any(peer.events & EVENT_READ for peer in peers.values()) and time.monotonic_ns() < until_ns:
-            intake.turn(0)
+        while peers and time.monotonic_ns() < until_ns:
+            for peer in peers.values():
+                # Where the end of what it sends is read it is dropped, with whatever was not written to it by then.
+                if not peer.unread:
+                    with suppress(OSError):  # the client is gone
+                        peer.socket.shutdown(socket.SHUT_RD)
+            intake.turn(until_ns)
 
     def _is_in_flight(self) -> bool:
         return bool(self.intake.admission.requests) or self.intake.pipes.has_unread
@@ -313,7 +314,7 @@ class Serving:
 
     def _leave_hung(self, what: str) -> NoReturn:
         try:
-            self._part(f"the worker ended: {what} did not return")
+            self._part_with_clients(f"the worker ended: {what} did not return")
         finally:
             os._exit(exits.HUNG)
 
@@ -324,7 +325,7 @@ class Serving:
         job = self.writer.watch.job
         log.critical("%s goes on beyond the end of the worker", "a step" if job is None else job.served.name)
         try:
-            self._part(f"the worker stopped: {self.intake.draining}")
+            self._part_with_clients(f"the worker stopped: {self.intake.draining}")
             self.leave_place()
         finally:
             os._exit(self.exit_status or exits.HUNG)

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -374,6 +375,33 @@ def test_all_that_has_come_by_the_end_of_a_call_is_looked_at(worker: FakeWorker)
     peer.reply(second.id, row(2))
     connection.wait(futures[1], 1)
     assert isinstance(futures[1].answer, Reply)
+
+
+def test_answers_to_others_keep_nobody_beyond_the_end_of_its_call(
+    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that reads for all goes on while something comes, which under load is always so."""
+    worker.answer = nothing
+    client, _ = worker.both()
+    connection = client._line.connected(2**63)
+    future = client.pipeline().execute("insert into t values (?)", (1,))
+    now_ns = 0
+    clock = SimpleNamespace(monotonic_ns=lambda: now_ns)
+    monkeypatch.setattr("storage_worker.client.connection.time", clock)
+    monkeypatch.setattr(connection, "_poll", lambda _milliseconds: True)
+    reads = 0
+
+    def read_another_s() -> bool:
+        nonlocal reads, now_ns
+        reads += 1
+        assert reads < 1000, "it reads on and on"
+        now_ns += 1_000_000
+        return True
+
+    monkeypatch.setattr(connection, "_read", read_another_s)
+    connection.wait(future, 5_000_000)
+    assert future.answer is None
+    assert reads > 5
 
 
 def test_a_follower_whose_time_is_over_waits_for_what_the_leader_is_about_to_read(worker: FakeWorker) -> None:

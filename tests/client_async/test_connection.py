@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from storage_worker.client import calls
+from storage_worker.client.terms import agree
 from storage_worker.protocol.envelope import Goodbye, OutgoingReply, Request, failure_of
 from storage_worker.protocol.errors import (
     DeadlineExceededError,
@@ -269,6 +271,35 @@ def test_a_worker_that_reads_no_more_is_heard_to_its_end(run: Run[None]) -> None
             # That one was never sent, and goes to the next connection.
             await until(lambda: near.peer is not peer and answered(near.peer, 2))
             assert (await second).scalar() == 2
+
+    run(main())
+
+
+def test_a_transaction_s_call_to_a_worker_that_reads_no_more_ends_at_once(run: Run[None]) -> None:
+    """It has no other connection to go to, and nothing more is written to that one."""
+
+    async def main() -> None:
+        async with Near() as near:
+            first = asyncio.create_task(near.client.execute("insert", (1,), retries=0))
+            await until(lambda: bool(near.dialer.peers) and len(near.peer.requests) == 1)
+            request, peer = near.peer.requests[0], near.peer
+            peer.socket.shutdown(socket.SHUT_RD)
+            connection = near.client._line._connection
+            assert connection is not None
+            second = asyncio.create_task(near.client.execute("insert", (2,)))
+            await until(lambda: not connection.is_open)
+            terms = agree(connection.limits, None)
+            inside = asyncio.create_task(connection.request(calls.COMMIT_CALL, terms, 1))
+            await turns(2)
+            assert inside.done()
+            with pytest.raises(WorkerUnavailableError) as caught:
+                await inside
+            assert (caught.value.outcome, caught.value.details["sent"]) == ("not_committed", False)
+            peer.echo(request)
+            peer.socket.close()
+            assert (await first).scalar() == 1
+            await until(lambda: near.peer is not peer and answered(near.peer, 2))
+            await second
 
     run(main())
 

@@ -268,6 +268,41 @@ def test_a_cancelled_commit_is_not_denied_by_what_comes_after(
     run(main())
 
 
+def test_an_answer_from_before_a_cancelled_commit_does_not_deny_it(
+    run: Run[None], worker: FakeWorker, transactions: Transactions
+) -> None:
+    held: list[tuple[Peer, Request]] = []
+
+    def slow(peer: Peer, request: Request) -> object:
+        answer = transactions(peer, request)
+        if request.operation not in {"sql.query", "sql.commit"}:
+            return answer
+        held.append((peer, request))
+        return NOTHING
+
+    async def main() -> None:
+        async with client_of(worker) as client:
+
+            async def body(transaction: AsyncInteractiveTransaction) -> None:
+                worker.answer = slow
+                asking = asyncio.create_task(transaction.query("select", (1,)))
+                await until(lambda: len(held) == 1)
+                committing = asyncio.create_task(transaction.commit())
+                await until(lambda: len(held) == 2)
+                committing.cancel()
+                await asyncio.wait([committing])
+                peer, request = held[0]
+                peer.reply(request.id, row(1))
+                assert (await asking).scalar() == 1
+                await insert(transaction)
+
+            with pytest.raises(TransactionExpiredError) as caught:
+                await use(client, body)
+            assert caught.value.outcome == "unknown"
+
+    run(main())
+
+
 # One client and many tasks
 
 

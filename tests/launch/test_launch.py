@@ -286,7 +286,7 @@ def test_a_worker_that_started_while_the_lock_was_awaited_is_taken(
 def test_a_slow_shared_start_goes_on_for_whoever_comes_next(database: Path, fake_worker: Fault) -> None:
     fake_worker("never answer")
     with pytest.raises(StorageError) as caught:
-        connect(database, timeout=0.5)
+        connect(database, timeout=1.5)
     pid = caught.value.details["pid"]
     assert isinstance(pid, int)
     assert psutil.pid_exists(pid)

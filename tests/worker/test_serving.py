@@ -1,8 +1,12 @@
 """The serving thread's loop and its deputy, with everything around them made up: when to wait, and for how long."""
 
 import os
+import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +16,13 @@ import pytest
 from storage_worker import exits
 from storage_worker import serving as module
 from storage_worker.admission import NEVER_NS
-from storage_worker.protocol.limits import DEFAULT_LIMITS
+from storage_worker.gate import Gate
+from storage_worker.intake import Intake
+from storage_worker.peer import Peer
+from storage_worker.pipes import Pipes as RealPipes
+from storage_worker.protocol.limits import DEFAULT_LIMITS, MIB
 from storage_worker.serving import Serving
+from storage_worker.spool import Spools
 
 PAST, FUTURE = 1, 2**62
 
@@ -195,6 +204,27 @@ def test_a_short_absence_is_no_matter() -> None:
         made._leave()
     assert not made.intake.pipes.turns.acquire(blocking=False)  # type: ignore[attr-defined]
     ends(made)
+
+
+def test_who_reads_at_the_end_of_the_worker_gets_what_it_was_not_sent_yet(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """More than its pipe holds: the end of what it sends must not be read before that is written."""
+    monkeypatch.setattr(module, "PARTING_NS", 60 * 10**9)
+    limits, answer = DEFAULT_LIMITS, b"x" * (4 * MIB)
+    intake = Intake(pipes := RealPipes(limits), Spools(str(tmp_path / "t.db"), limits), limits, Gate())
+    parts: Any = (intake, None, None, None, None, limits)
+    ours, theirs = socket.socketpair()
+    with ours, closing(pipes), ours.makefile("rb") as file, ThreadPoolExecutor(1) as pool:
+        theirs.setblocking(False)
+        peer = pipes.peers[theirs.fileno()] = Peer(theirs, limits.request_bytes_max, time.monotonic_ns())
+        pipes.queue(peer, answer)
+        pipes.flush()
+        assert peer.unread
+        reading = pool.submit(file.read)
+        Serving(*parts)._part_with_clients("the worker ended")
+        assert not pipes.peers
+        assert reading.result() == answer
 
 
 def test_a_deputy_that_fails_takes_the_worker_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
