@@ -282,7 +282,7 @@ class Intake:
             count += 1
         self.admission.served(count, now_ns)
 
-    def _answer(self, job: Job, now_ns: int) -> None:
+    def _answer(self, job: Job, now_ns: int, data: bytes | None = None) -> None:
         if job.answered:
             return
         job.answered = True
@@ -298,7 +298,7 @@ class Intake:
         if job.large is not None:
             self.transfers.answered(job)
         elif not peer.closed:
-            self.pipes.queue(peer, job.frame)
+            self.pipes.queue(peer, job.frame if data is None else data)
 
     def _release_reads(self, peer: Peer) -> None:
         oldest = next(iter(peer.open_writes), NEVER_NS)
@@ -381,13 +381,14 @@ class Intake:
                 waited = self._take_out(job)
                 # A write may be in the middle of its COMMIT.
                 outcome: Outcome = "not_committed" if waited or job.served.kind == "read" else "unknown"
-                fail(
+                failure = fail(
                     job,
                     WorkerUnavailableError(f"{why}; it had not answered this request yet"),
                     self._limits,
                     outcome,
                 )
-                self._answer(job, now)
+                # Not what its thread may make its answer just now, and never commits.
+                self._answer(job, now, frame(encode(failure)))
         self.pipes.flush()
 
 

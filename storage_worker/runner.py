@@ -99,7 +99,8 @@ class Runner:
             raise
         except Aborted as error:
             self._check_alive(error)
-            raise
+            # SQLite asks once more when a statement has ended: it may have taken effect.
+            raise UndoneError from error
         if database.deferred_violations():
             raise UndoneError
         try:

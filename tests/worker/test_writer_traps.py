@@ -541,3 +541,39 @@ def test_the_workers_own_statements_are_not_ended_half_way(
             result(mate)
             bench.writer.database.own("delete from t")
             bench.writer.database.own("delete from _sw_receipts")
+
+
+@pytest.mark.parametrize("asked", range(1, 10))
+@pytest.mark.parametrize("why", ["cancelled", "hostage"])
+def test_a_plain_statement_that_is_ended_when_it_is_done_has_taken_no_effect(
+    tmp_path: Path, asked: int, why: str
+) -> None:
+    """SQLite asks once more after a statement's last step; its end then undoes nothing by itself."""
+    with Workbench(tmp_path / "t.db", progress_steps=1) as bench:
+        bench.execute("create table t(a)")
+        bench.run_all()
+        bench.execute("insert into t values(?)", 0)
+        bench.run_all()
+        watch = bench.writer.watch
+        mate = bench.execute("insert into t values(?)", 1)
+        job = bench.execute("insert into t values(?)", 2)
+        left = asked
+
+        def stop() -> bool:
+            nonlocal left
+            if watch.job is job:
+                left -= 1
+                if left == 0 and why == "hostage":
+                    watch.hostage_ns = 1
+                job.cancelled = job.cancelled or (left <= 0 and why == "cancelled")
+            return watch.stop()
+
+        bench.writer.database.set_progress(stop)
+        bench.run_all()
+        assert left <= 0
+        assert result(mate).rows_changed == 1
+        if why == "cancelled":
+            assert failure(job).outcome == "not_committed"
+        else:
+            assert result(job).rows_changed == 1
+        assert bench.rows("select a from t order by a") == [(0,), (1,)] + [(2,)] * (why == "hostage")
