@@ -196,7 +196,7 @@ class Connection:
         A KeyboardInterrupt may, or what a signal's handler raises: it leaves unknown how far they were.
         While a thread does nothing but wait it does no harm.
         """
-        if not isinstance(error, StorageError) and not waiter.asleep:
+        if not waiter.asleep and (self._outgoing.is_torn or not isinstance(error, StorageError)):
             self._break(gone("a call was interrupted while it sent or read"))
             self._outgoing.let_go()
             self._tidy()

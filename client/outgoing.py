@@ -44,6 +44,11 @@ class Outgoing:
         self._send = sock.send
         self._readers = readers
 
+    @property
+    def is_torn(self) -> bool:
+        """Whether an interrupt left unknown how much was written."""
+        return self.written >= ALL_WRITTEN
+
     def enter(self, deadline_ns: int) -> None:
         """Take the right to write; `leave` gives it back.
 

@@ -594,6 +594,34 @@ def test_a_call_inside_another_one_is_refused_at_once(worker: FakeWorker) -> Non
     assert len(refusals) == 1
 
 
+def test_no_byte_is_sent_twice_where_a_handler_raises_our_own_error_behind_a_send(
+    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker.answer = nothing
+    client, peer = worker.both()
+    outgoing = client._line.connected(2**63)._outgoing
+    send = outgoing._send
+
+    def send_and_raise(data: bytes, flags: int) -> int:
+        send(data, flags)
+        monkeypatch.undo()
+        raise InvalidRequestError("as a signal's handler that calls the client does")
+
+    pipeline = client.pipeline()
+    future = pipeline.execute("insert into t values (?)", (1,))
+    monkeypatch.setattr(outgoing, "_send", send_and_raise)
+    with pytest.raises(InvalidRequestError):
+        future.result()
+    assert number(peer.next()) == 1
+    worker.answer = echo
+    assert client.query("select ?", (2,)).scalar() == 2
+    with pytest.raises(WorkerUnavailableError) as caught:
+        future.result()
+    assert caught.value.outcome == "unknown"
+    peer.join()
+    assert peer.requests.empty()
+
+
 def test_a_deadly_sigpipe_does_not_kill_the_client(worker: FakeWorker) -> None:
     client, peer = worker.both()
     before = signal.signal(signal.SIGPIPE, signal.SIG_DFL)
