@@ -404,7 +404,10 @@ def test_answers_to_others_keep_nobody_beyond_the_end_of_its_call(
     assert reads > 5
 
 
-def test_a_follower_whose_time_is_over_waits_for_what_the_leader_is_about_to_read(worker: FakeWorker) -> None:
+def test_a_follower_whose_time_is_over_waits_for_what_the_leader_is_about_to_read(
+    worker: FakeWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage_worker.client.connection._LEADER_NS", int(PATIENCE_S * 1e9))
     worker.answer = nothing
     client, peer = worker.both()
     connection = client._line.connected(2**63)

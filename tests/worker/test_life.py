@@ -517,7 +517,7 @@ def test_who_waits_behind_a_hung_handler_hears_that_nothing_was_done(
     client, other = worker.connect(), worker.connect()
     other.execute("create table t(a)")
     # Long enough for the other one to come.
-    hung = client.ask(write.name, [gate.path], seconds=1)
+    hung = client.ask(write.name, [gate.path], seconds=2)
     gate.wait()
     error = failure(other, other.ask(EXECUTE, INSERT))
     assert isinstance(error, WorkerUnavailableError)
