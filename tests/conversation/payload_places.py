@@ -70,7 +70,9 @@ class Payloads(NamedTuple):
         return [found.check for found in self.findings() if found.payload == name_of(ref)]
 
     def temporaries(self) -> list[str]:
-        return [each.name for each in Path(self.folder.temporary).iterdir()]
+        folder = Path(self.folder.temporary)
+        # The first put makes it.
+        return [each.name for each in folder.iterdir()] if folder.exists() else []
 
 
 @contextmanager
