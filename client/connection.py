@@ -21,8 +21,6 @@ from .terms import NS_PER_MS, NS_PER_SECOND, Terms, milliseconds_left
 from .uploading import send_arguments
 from .waiter import Waiter
 
-_LAST_WORDS_NS = int(LAST_WORDS_SECONDS * NS_PER_SECOND)
-
 _LEADER_NS = 100 * NS_PER_MS
 """How long a thread whose time is over still waits until what has come is read, by itself or by the one that leads."""
 
@@ -43,7 +41,7 @@ class Connection:
         self.grace_ns = limits.reply_grace_ms * NS_PER_MS
         sock.setblocking(False)
         self._sock = sock
-        self._poll = poll_of(sock)
+        self._poll = poll_of(sock.fileno())
         self._exchange: Exchange[Waiter] = Exchange(limits)
         self._waiting = self._exchange.waiting
         self._cause: StorageError | None = None
@@ -297,9 +295,10 @@ class Connection:
         """Read for everybody until `waiter` has its answer; true where its time was over first."""
         poll = self._poll
         self._readers.leader = threading.get_ident()
-        last_ns = max(limit_ns, time.monotonic_ns()) + _LEADER_NS
+        now_ns = time.monotonic_ns()
+        last_ns = max(limit_ns, now_ns) + _LEADER_NS
         while True:
-            left_ns = limit_ns - time.monotonic_ns()
+            left_ns = limit_ns - now_ns
             waiter.asleep = True
             # A wait in the receive itself would begin anew after each signal, and with a timer's never end.
             ready = poll(left_ns // NS_PER_MS + 1 if left_ns > 0 else 0)
@@ -308,8 +307,9 @@ class Connection:
             if waiter.answer is not None:
                 return False
             # One read does not take all that has come in time; others' answers may go on to come.
-            if left_ns <= 0 and not (came and time.monotonic_ns() < last_ns):
+            if left_ns <= 0 and not (came and now_ns < last_ns):
                 return True
+            now_ns = time.monotonic_ns()
 
     def _read(self) -> bool:
         """Read once, as the leader, and hand the answers to their waiters; whether something came."""
@@ -365,7 +365,7 @@ class Connection:
 
     def _hear_out(self, *, to_the_end: bool) -> None:
         """Read what is there, or all that comes to the end of the connection; for a bounded time, both."""
-        until_ns = time.monotonic_ns() + _LAST_WORDS_NS
+        until_ns = time.monotonic_ns() + int(LAST_WORDS_SECONDS * NS_PER_SECOND)
         while self._cause is None and time.monotonic_ns() < until_ns:
             if not self._read() and not (to_the_end and has_unread(self._sock, milliseconds_left(until_ns))):
                 return

@@ -120,21 +120,17 @@ class Readership:
             end.close()
 
 
-def poll_of(sock: socket.socket) -> Callable[[int], object]:
+def poll_of(descriptor: int) -> Callable[[int], object]:
     """What waits some milliseconds until there is something to read, as one thread at a time may; true then."""
     poller = select.poll()
-    poller.register(sock, select.POLLIN)
+    poller.register(descriptor, select.POLLIN)
     return poller.poll
 
 
 def has_unread(sock: socket.socket, timeout_ms: int = 0) -> bool:
     """Whether there is something to read, or the end, within that time; false where it is closed already."""
     descriptor = sock.fileno()
-    if descriptor < 0:
-        return False
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
-    return bool(poller.poll(timeout_ms))
+    return descriptor >= 0 and bool(poll_of(descriptor)(timeout_ms))
 
 
 def _make_bell() -> tuple[socket.socket, socket.socket]:

@@ -15,7 +15,7 @@ from .payload_files import CHUNK_BYTES
 from .payload_reading import check_client
 from .payload_sweep import GRACE_MS_DEFAULT, SweepPosition, Swept, sweep_payloads
 from .payload_writing import Source, advance, checked_source, fail, put_steps
-from .payloads import locate_payload
+from .payloads import Located, locate_payload
 from .records import JSON, TEXT, Body, PayloadRef
 
 _OTHERS = "for an AsyncClient there is storage_worker.conversation.payload_client_async"
@@ -90,8 +90,7 @@ def read(
 
     Raises `PayloadNotFoundError`, `ResultTooLargeError` before anything is read, `StorageCorruptError`.
     """
-    check_client(client, Client, _OTHERS)
-    located = client.call(locate_payload(ref), timeout=timeout)
+    located = _locate(client, ref, timeout)
     return reading.read_whole(located, ref, bytes_max)
 
 
@@ -99,8 +98,7 @@ def read_text(
     client: Client, ref: PayloadRef, *, bytes_max: int = READ_BYTES_MAX, timeout: float | None = None
 ) -> str:
     """A whole body as a text; `InvalidRequestError` where it is no UTF-8, else as `read`."""
-    check_client(client, Client, _OTHERS)
-    located = client.call(locate_payload(ref), timeout=timeout)
+    located = _locate(client, ref, timeout)
     return reading.read_text(located, ref, bytes_max)
 
 
@@ -113,9 +111,8 @@ def stream(
     recorded one. `timeout` is how many seconds finding the body may take. Raises `PayloadNotFoundError`,
     `InvalidRequestError` for less than a byte at a time.
     """
-    check_client(client, Client, _OTHERS)
     reading.check_chunk(chunk_bytes)
-    located = client.call(locate_payload(ref), timeout=timeout)
+    located = _locate(client, ref, timeout)
     yield from reading.read_chunks(located, ref, chunk_bytes)
 
 
@@ -127,9 +124,13 @@ def read_range(
     Raises `InvalidRequestError` for a negative offset or a length below 1, `PayloadNotFoundError`,
     `StorageCorruptError`.
     """
-    check_client(client, Client, _OTHERS)
-    located = client.call(locate_payload(ref), timeout=timeout)
+    located = _locate(client, ref, timeout)
     return reading.read_range(located, ref, offset, length)
+
+
+def _locate(client: Client, ref: PayloadRef, timeout: float | None) -> Located:
+    check_client(client, Client, _OTHERS)
+    return client.call(locate_payload(ref), timeout=timeout)
 
 
 # Upkeep

@@ -35,7 +35,7 @@ from .payload_writing import (
     fail,
     put_steps,
 )
-from .payloads import locate_payload
+from .payloads import Located, locate_payload
 from .records import JSON, TEXT, PayloadRef
 
 _OTHERS = "for a Client there is storage_worker.conversation.payload_client"
@@ -182,9 +182,7 @@ async def read_async(
     client: AsyncClient, ref: PayloadRef, *, bytes_max: int = READ_BYTES_MAX, timeout: float | None = None
 ) -> bytes:
     """See `read`."""
-    check_client(client, AsyncClient, _OTHERS)
-    deadline_ns = deadline_after(timeout, client.limits)
-    located = await client.call(locate_payload(ref), timeout=seconds_left(deadline_ns))
+    located, deadline_ns = await _locate(client, ref, timeout)
     return await in_thread(reading.read_whole, located, ref, bytes_max, deadline_ns=deadline_ns)
 
 
@@ -192,9 +190,7 @@ async def read_text_async(
     client: AsyncClient, ref: PayloadRef, *, bytes_max: int = READ_BYTES_MAX, timeout: float | None = None
 ) -> str:
     """See `read_text`."""
-    check_client(client, AsyncClient, _OTHERS)
-    deadline_ns = deadline_after(timeout, client.limits)
-    located = await client.call(locate_payload(ref), timeout=seconds_left(deadline_ns))
+    located, deadline_ns = await _locate(client, ref, timeout)
     return await in_thread(reading.read_text, located, ref, bytes_max, deadline_ns=deadline_ns)
 
 
@@ -205,9 +201,8 @@ async def stream_async(
 
     `timeout` is also how many seconds each part may wait for a thread to read it.
     """
-    check_client(client, AsyncClient, _OTHERS)
     reading.check_chunk(chunk_bytes)
-    located = await client.call(locate_payload(ref), timeout=timeout)
+    located, _ = await _locate(client, ref, timeout)
     chunks = reading.read_chunks(located, ref, chunk_bytes)
     try:
         while chunk := await in_thread(
@@ -224,10 +219,15 @@ async def read_range_async(
     client: AsyncClient, ref: PayloadRef, offset: int, length: int, *, timeout: float | None = None
 ) -> bytes:
     """See `read_range`."""
+    located, deadline_ns = await _locate(client, ref, timeout)
+    return await in_thread(reading.read_range, located, ref, offset, length, deadline_ns=deadline_ns)
+
+
+async def _locate(client: AsyncClient, ref: PayloadRef, timeout: float | None) -> tuple[Located, int]:
+    """Where a payload is, and the deadline of the whole call (monotonic clock, ns)."""
     check_client(client, AsyncClient, _OTHERS)
     deadline_ns = deadline_after(timeout, client.limits)
-    located = await client.call(locate_payload(ref), timeout=seconds_left(deadline_ns))
-    return await in_thread(reading.read_range, located, ref, offset, length, deadline_ns=deadline_ns)
+    return await client.call(locate_payload(ref), timeout=seconds_left(deadline_ns)), deadline_ns
 
 
 # Upkeep

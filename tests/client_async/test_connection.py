@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from storage_worker.client import calls
+from storage_worker.client.aio_connection import AsyncConnection
 from storage_worker.client.terms import agree
 from storage_worker.protocol.envelope import Goodbye, OutgoingReply, Request, failure_of
 from storage_worker.protocol.errors import (
@@ -35,7 +36,7 @@ from tests.client.fake import (
 )
 from tests.client.test_connection import GARBAGE
 from tests.client_async.conftest import Run
-from tests.client_async.peers import Near, answered, away, both_of, client_of, row, turns, until
+from tests.client_async.peers import Near, NearPeer, answered, away, both_of, client_of, row, turns, until
 
 SHORT_S = 0.05
 
@@ -252,20 +253,27 @@ def test_answers_that_came_before_a_failed_write_still_count(run: Run[None]) -> 
     run(main())
 
 
+async def read_no_more(
+    near: Near,
+) -> tuple[NearPeer, AsyncConnection, asyncio.Task[Rows], asyncio.Task[Rows]]:
+    """A worker that has one insert and reads no more, and a second one that met that."""
+    first = asyncio.create_task(near.client.execute("insert", (1,), retries=0))
+    await until(lambda: bool(near.dialer.peers) and len(near.peer.requests) == 1)
+    peer, connection = near.peer, near.client._line._connection
+    assert connection is not None
+    peer.socket.shutdown(socket.SHUT_RD)
+    second = asyncio.create_task(near.client.execute("insert", (2,)))
+    await until(lambda: not connection.is_open)
+    return peer, connection, first, second
+
+
 def test_a_worker_that_reads_no_more_is_heard_to_its_end(run: Run[None]) -> None:
     """It takes nothing more, but has not said its last word yet when a write meets that."""
 
     async def main() -> None:
         async with Near() as near:
-            first = asyncio.create_task(near.client.execute("insert", (1,), retries=0))
-            await until(lambda: bool(near.dialer.peers) and len(near.peer.requests) == 1)
-            request, peer = near.peer.requests[0], near.peer
-            peer.socket.shutdown(socket.SHUT_RD)
-            connection = near.client._line._connection
-            assert connection is not None
-            second = asyncio.create_task(near.client.execute("insert", (2,)))
-            await until(lambda: not connection.is_open)
-            peer.echo(request)
+            peer, _, first, second = await read_no_more(near)
+            peer.echo(peer.requests[0])
             peer.socket.close()
             assert (await first).scalar() == 1
             # That one was never sent, and goes to the next connection.
@@ -280,14 +288,7 @@ def test_a_transaction_s_call_to_a_worker_that_reads_no_more_ends_at_once(run: R
 
     async def main() -> None:
         async with Near() as near:
-            first = asyncio.create_task(near.client.execute("insert", (1,), retries=0))
-            await until(lambda: bool(near.dialer.peers) and len(near.peer.requests) == 1)
-            request, peer = near.peer.requests[0], near.peer
-            peer.socket.shutdown(socket.SHUT_RD)
-            connection = near.client._line._connection
-            assert connection is not None
-            second = asyncio.create_task(near.client.execute("insert", (2,)))
-            await until(lambda: not connection.is_open)
+            peer, connection, first, second = await read_no_more(near)
             terms = agree(connection.limits, None)
             inside = asyncio.create_task(connection.request(calls.COMMIT_CALL, terms, 1))
             await turns(2)
@@ -295,7 +296,7 @@ def test_a_transaction_s_call_to_a_worker_that_reads_no_more_ends_at_once(run: R
             with pytest.raises(WorkerUnavailableError) as caught:
                 await inside
             assert (caught.value.outcome, caught.value.details["sent"]) == ("not_committed", False)
-            peer.echo(request)
+            peer.echo(peer.requests[0])
             peer.socket.close()
             assert (await first).scalar() == 1
             await until(lambda: near.peer is not peer and answered(near.peer, 2))
